@@ -1,0 +1,68 @@
+"""Values that cross the boundaries between layers; all frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+BLOCK = 4096
+"""Bytes of a file system block, the unit of reservations."""
+
+
+class Ref(NamedTuple):
+    """Which shard: the source's name, and the key within it."""
+
+    source: str
+    key: str
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{self.source}/{self.key}"
+
+
+class Stamp(NamedTuple):
+    """Identity of one published file or folder: what `stat` says of it. A path never changes its stamp."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class Need(NamedTuple):
+    """Room on the disk: bytes in whole blocks, and inodes."""
+
+    bytes: int
+    inodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Validators:
+    """What the origin says of the version that was read."""
+
+    etag: str | None = None
+    version: str | None = None
+    modified: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Content of `meta/<source>/<name>.json`; the file's own mtime is the last use."""
+
+    key: str
+    size: int
+    digest: str
+    blocks: int
+    """Allocated bytes of the shard, as `du` counts them."""
+    fetched: float
+    """Unix seconds."""
+    validators: Validators = field(default_factory=Validators)
+    synced: bool = False
+
+
+def blocks(size: int) -> int:
+    """Bytes that a file of `size` bytes takes on the disk, in whole blocks.
+
+    Beyond four extents ext4 and xfs add a block of their own for the extent tree; a file of 64 MiB can get there.
+    """
+    return -(-size // BLOCK) * BLOCK + (BLOCK if size > 64 << 20 else 0)
