@@ -1,0 +1,96 @@
+"""Problems that no single setting has: combinations, and a cache folder that overlaps a source."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachedaemon.config.urls import KEY, folder_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cachedaemon.config.settings import Settings, Source
+
+_LOOK = 5.0  # seconds; a look at a mount that hangs never returns
+
+
+def problems(settings: Settings, *, need_sources: bool) -> list[str]:
+    """A line for each problem."""
+    found = []
+    if not settings.cache.max_shards and not settings.cache.max_bytes:
+        found.append("cache.max_bytes: 0 is refused while cache.max_shards is 0: allowed is a cap in one of them")
+    if need_sources and not settings.sources:
+        found.append("sources: there is none: allowed is one table [sources.NAME] with a url, or more")
+    for name, source in settings.sources.items():
+        found += _of_source(f"sources.{name}", source)
+        found += _overlap(settings.cache.dir, name, source)
+    return found
+
+
+def _of_source(path: str, source: Source) -> Iterator[str]:
+    if not source.url and source.urls is None:
+        yield f"{path}.url: is required (or {path}.urls, a file that maps keys to URLs)"
+
+
+def _overlap(cache: Path, name: str, source: Source) -> list[str]:
+    """Evicting must never reach an original: the cache is neither the source's folder, nor in it, nor around it."""
+    if not source.url.startswith("file:") and not source.url.lower().startswith("file:"):
+        return []
+    how = _within(cache, source.url)
+    if how is None:
+        return []
+    line = (
+        f"cache.dir: {str(cache)!r} is refused: it is {how} the folder of sources.{name} "
+        "(symbolic links followed); allowed is a folder apart from every source"
+    )
+    return [line]
+
+
+def _within(cache: Path, url: str) -> str | None:
+    """How the two folders lie, by their real paths; by the paths as written when a mount does not answer."""
+    answer: list[str | None] = []
+
+    def look() -> None:
+        folder = folder_of(url)
+        if folder is not None:
+            answer.append(_lie(Path(os.path.realpath(cache)), Path(os.path.realpath(folder))) or _same(cache, folder))
+
+    # A daemon thread: nobody can end a look at a dead mount, and it must not keep the process from ending.
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(_LOOK)
+    if answer:
+        return answer[0]
+    written = Path(url.removeprefix("file://").removeprefix("localhost").partition(KEY)[0])
+    return _lie(cache, written)
+
+
+def _lie(cache: Path, folder: Path) -> str | None:
+    if cache == folder:
+        return "the same as"
+    if cache.is_relative_to(folder):
+        return "inside"
+    return "around" if folder.is_relative_to(cache) else None
+
+
+def _same(cache: Path, folder: Path) -> str | None:
+    """What bind mounts hide from paths: the one folder among the ancestors of the other, by device and inode."""
+    first, second = _identities(cache), _identities(folder)
+    if first and second:
+        if first[0] == second[0] and cache.exists():
+            return "the same as"
+        if folder.exists() and second[0] in first:
+            return "inside"
+        if cache.exists() and first[0] in second:
+            return "around"
+    return None
+
+
+def _identities(path: Path) -> list[tuple[int, int]]:
+    """Device and inode of the folder (where it exists) and of all folders above it, nearest first."""
+    real = Path(os.path.realpath(path))
+    stats = [step.stat() for step in (real, *real.parents) if step.exists()]
+    return [(stat.st_dev, stat.st_ino) for stat in stats]

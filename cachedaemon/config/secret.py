@@ -1,0 +1,85 @@
+"""A value that may be a secret: never shown, and read again from its file when that changes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping  # noqa: TC003 - pydantic reads the annotations of what stands in a model
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cachedaemon.errors import ConfigError
+
+_MOST = 64 << 10  # bytes of a secret's file; more is a wrong path
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was last read, and the file's identity then."""
+
+    stamp: tuple[int, int, int, int] | None = None
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secret:
+    """Text given as it is, as `file:PATH` or as `env:NAME`. Equal when given alike."""
+
+    spec: str
+    environ: Mapping[str, str] = field(compare=False)
+    _last: _Read = field(default_factory=_Read, compare=False)
+
+    def __repr__(self) -> str:
+        """Where the value comes from, never the value."""
+        kind, _, where = self.spec.partition(":")
+        return f"<secret {kind}:{where}>" if kind in ("file", "env") else "<secret>"
+
+    def value(self) -> str:
+        """The text now. Reads the disk: call it in a thread.
+
+        A file is read again when its inode, size or times differ. One that has gone since (a rotation under way)
+        keeps its last value; ConfigError when there never was one, or when the text cannot go into a header.
+        """
+        kind, _, where = self.spec.partition(":")
+        if kind == "file":
+            return self._of_file(Path(where))
+        if kind == "env":
+            return self._of_environ(where)
+        return _clean(self.spec, "the value")
+
+    def _of_environ(self, name: str) -> str:
+        if name not in self.environ:
+            msg = f"the environment variable {name} is not set"
+            raise ConfigError(msg)
+        return _clean(self.environ[name], f"the environment variable {name}")
+
+    def _of_file(self, path: Path) -> str:
+        last = self._last
+        try:
+            stat = os.stat(path)  # noqa: PTH116 - the shorter error
+            stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if stamp != last.stamp:
+                last.value = _clean(_read(path), f"the file {path}")
+                last.stamp = stamp
+        except OSError as error:
+            if last.stamp is None:
+                msg = f"the file {path} cannot be read ({error.strerror})"
+                raise ConfigError(msg) from None
+        return last.value
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(_MOST + 1)
+    if len(data) > _MOST:
+        msg = f"the file {path} has more than {_MOST} bytes"
+        raise ConfigError(msg)
+    return data.decode("utf-8", "surrogateescape").strip()
+
+
+def _clean(value: str, what: str) -> str:
+    """Refuse what would end or split a header line (RFC 9110, 5.5)."""
+    if not re.fullmatch("[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]+", value):
+        msg = f"{what} is empty, or has control characters or bytes that are not UTF-8"
+        raise ConfigError(msg)
+    return value

@@ -1,0 +1,210 @@
+"""All settings, as data: name, type, default, description, and whether a change needs a restart."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
+
+from cachedaemon.config import urls, values
+from cachedaemon.config.secret import Secret
+from cachedaemon.config.values import Address, Share
+from cachedaemon.errors import ConfigError
+
+SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}")
+
+Size = Annotated[int, PlainValidator(values.size)]
+Duration = Annotated[float, PlainValidator(values.duration)]
+Free = Annotated[Share, PlainValidator(values.share)]
+Switch = Annotated[bool, PlainValidator(values.flag)]
+AnyCount = Annotated[int, PlainValidator(values.count(0))]
+Positive = Annotated[int, PlainValidator(values.count(1))]
+Place = Annotated[Path, PlainValidator(values.path)]
+SocketPlace = Annotated[Path, PlainValidator(values.socket_path)]
+Mode = Annotated[int, PlainValidator(values.mode)]
+Group = Annotated[int | None, PlainValidator(values.optional(values.group))]
+Listener = Annotated[Address | None, PlainValidator(values.address)]
+Text = Annotated[str | None, PlainValidator(values.optional(values.text))]
+ReadableFile = Annotated[Path | None, PlainValidator(values.optional(values.readable))]
+HttpUrl = Annotated[str | None, PlainValidator(values.optional(urls.check_http))]
+Revalidate = Annotated[str | float, PlainValidator(values.revalidate)]
+
+
+def _one_of(*words: str) -> Any:  # noqa: ANN401 - pydantic's metadata has no type
+    return PlainValidator(values.one_of(*words))
+
+
+def _source_url(value: object) -> str:
+    return "" if value == "" else urls.source_url(value)
+
+
+def _source_name(name: str) -> str:
+    if not SOURCE_NAME.fullmatch(name):
+        msg = (
+            "allowed are names of lower-case letters, digits, '.', '_' and '-' that begin with a letter or digit, "
+            "at most 200 characters"
+        )
+        raise ValueError(msg)
+    return name
+
+
+def _header_name(name: str) -> str:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+        msg = "allowed are header names as in RFC 9110: letters, digits and !#$%&'*+.^_`|~-"
+        raise ValueError(msg)
+    return name
+
+
+def _secret(value: object, info: ValidationInfo) -> Secret:
+    """Read once, so that a wrong path or name is found at start."""
+    if not isinstance(value, str) or not value:
+        msg = "allowed is text, file:PATH or env:NAME"
+        raise ValueError(msg)
+    secret = Secret(value, (info.context or {}).get("environ", {}))
+    try:
+        secret.value()
+    except ConfigError as error:
+        msg = f"{error}; allowed is text, file:PATH or env:NAME"
+        raise ValueError(msg) from None
+    return secret
+
+
+def _table(value: object) -> object:
+    """A table that came through the environment is written as in TOML: `{ members = 5 }`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def _distinct(headers: dict[str, Secret]) -> dict[str, Secret]:
+    if len({name.lower() for name in headers}) < len(headers):
+        msg = "a header stands in it twice; allowed is each name once, in any case of letters"
+        raise ValueError(msg)
+    return headers
+
+
+SecretText = Annotated[Secret, PlainValidator(_secret)]
+Headers = Annotated[
+    dict[Annotated[str, AfterValidator(_header_name)], SecretText], BeforeValidator(_table), AfterValidator(_distinct)
+]
+
+
+def _setting(default: object, description: str, *, restart: bool = False, shown: bool = True) -> Any:  # noqa: ANN401 - stands for a default of any type
+    return Field(
+        default=default,
+        description=description,
+        repr=shown,
+        validate_default=True,
+        json_schema_extra={"restart": restart},
+    )
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
+
+
+class UnpackLimits(_Section):
+    """What one archive may hold and take; 0 means no limit."""
+
+    members: AnyCount = _setting(1_000_000, "members of one archive")
+    bytes: Size = _setting("100GB", "bytes of one archive's members together")
+    seconds: Duration = _setting(3600, "time to check or unpack one archive")
+
+
+class Cache(_Section):
+    """Where shards are kept, and how many."""
+
+    dir: Place = _setting(..., "folder of the cache, on a file system of this node", restart=True)
+    max_shards: AnyCount = _setting(20, "the shard cap; 0: none (then `max_bytes` must be set)")
+    max_bytes: Size = _setting(0, "the byte cap; 0: none")
+    min_free: Free = _setting("5%", "part of the file system (or bytes) that is left to others; inodes likewise")
+    policy: Annotated[str, _one_of("auto", "lru")] = _setting(
+        "auto", "which shard goes: `auto` follows the plans, `lru` the last use"
+    )
+    grace: Duration = _setting("5s", "how long the daemon holds a shard for an asker that has not locked it yet")
+    scan: Duration = _setting("60s", "time between two looks for files changed behind the daemon's back; 0: never")
+    unpack_limits: Annotated[UnpackLimits, BeforeValidator(_table)] = _setting(
+        {}, "limits for one archive: `members`, `bytes` and `seconds`"
+    )
+
+
+class Server(_Section):
+    """Where the daemon listens, and for whom."""
+
+    socket: SocketPlace = _setting(..., "the Unix socket, at most 107 bytes", restart=True)
+    socket_mode: Mode = _setting("0660", "mode of the socket, octal", restart=True)
+    socket_group: Group = _setting(None, "group (name or number) of the socket and the cache", restart=True)
+    admin_group: Group = _setting(
+        None, "group that may evict and verify, besides root and the daemon's user", restart=True
+    )
+    http: Listener = _setting(
+        "127.0.0.1:9464", 'HTTP listener for metrics, health and the page; `""` turns it off', restart=True
+    )
+    page: Switch = _setting(default=True, description="the page on the HTTP listener", restart=True)
+
+
+class Log(_Section):
+    """How the daemon logs to standard error."""
+
+    format: Annotated[str, _one_of("text", "json")] = _setting("text", "`text` or `json`", restart=True)
+    level: Annotated[str, _one_of("debug", "info", "warning", "error")] = _setting(
+        "info", "least level: `debug`, `info`, `warning` or `error`"
+    )
+
+
+class Fetch(_Section):
+    """Limits of transfers, over all sources."""
+
+    concurrency: Positive = _setting(16, "transfers at once over all sources")
+    retries: AnyCount = _setting(5, "tries after the first one")
+    connect_timeout: Duration = _setting("10s", "time to reach an origin; 0: no limit")
+    stall_timeout: Duration = _setting("30s", "longest time without a byte in a transfer; 0: no limit")
+
+
+class Source(_Section):
+    """An origin prefix under a name."""
+
+    url: Annotated[str, PlainValidator(_source_url)] = _setting(
+        "", "where the shards are; a key is appended, or put where `{key}` stands", shown=False
+    )
+    archives: Annotated[str, _one_of("index", "unpack", "opaque")] = _setting(
+        "index", "what happens to zip and tar: `index` reads in place, `unpack` makes folders, `opaque` looks at none"
+    )
+    verify_members: Switch = _setting(default=False, description="check every member's CRC when an archive arrives")
+    revalidate: Revalidate = _setting(
+        "never", "`never` (shards never change), `always`, or for how long an answer of the origin holds"
+    )
+    settle: Duration = _setting("2s", "age from which a file of a `file` source counts as written")
+    checksums: Text = _setting(None, "key of a manifest of digests beside the shards")
+    urls: ReadableFile = _setting(None, "file that maps keys to whole URLs, in place of `url`; read again on a change")
+    headers: Headers = _setting({}, "request headers; a value can be `file:PATH` or `env:NAME`")
+    concurrency: Positive = _setting(8, "transfers at once from this source")
+    bandwidth: Size = _setting(0, "bytes per second from this source; 0: no limit")
+    proxy: HttpUrl = _setting(None, "HTTP proxy for this source", shown=False)
+    ca: ReadableFile = _setting(None, "file of the certificates (PEM) that the origin is trusted by")
+    insecure: Switch = _setting(default=False, description="trust any certificate: for trials only")
+    endpoint: HttpUrl = _setting(None, "object stores: URL of the service", shown=False)
+    region: Text = _setting(None, "object stores: region")
+    anonymous: Annotated[bool | None, PlainValidator(values.optional(values.flag))] = _setting(
+        None, "object stores: do not sign requests"
+    )
+    credentials: Annotated[Secret | None, PlainValidator(lambda v, info: _secret(v, info) if v else None)] = _setting(
+        None, "object stores: credentials, best as `file:PATH` or `env:NAME`"
+    )
+    etl: Text = _setting(None, "AIStore: name of the transformation")
+
+
+class Settings(_Section):
+    """The whole configuration. Sizes are bytes, durations seconds, and 0 stands for "no limit"."""
+
+    cache: Cache
+    server: Server
+    log: Log
+    fetch: Fetch
+    sources: dict[Annotated[str, AfterValidator(_source_name)], Annotated[Source, BeforeValidator(_table)]]

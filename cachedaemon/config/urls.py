@@ -1,0 +1,93 @@
+"""What a source's URL may look like, and what of it may be shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+KEY = "{key}"
+"""Where a key goes into a URL; a URL without it has the key appended."""
+
+_LATER = ("s3", "gs", "az", "ais", "ytdlp")
+
+
+def schemes() -> tuple[str, ...]:
+    """Schemes that a source can have."""
+    return ("file", "http", "https")
+
+
+def public_url(url: str) -> str:
+    """The URL without user, password, query and fragment: what messages, `hello` and the log may show."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return re.split("[?#]", url, maxsplit=1)[0].rpartition("@")[2]
+    authority, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    return scheme + separator + authority.rpartition("@")[2] + slash + path
+
+
+def redacted(url: object) -> str:
+    """A URL that was refused, for the message: where it is not certain what is secret in it, all of it is."""
+    if not isinstance(url, str):
+        return type(url).__name__
+    scheme, separator, _ = url.partition("://")
+    return repr(f"{scheme}://..." if "@" in url and separator else "..." if "@" in url else public_url(url))
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder that a `file` URL reads from, percent-escapes decoded; None for other schemes.
+
+    Without a closing slash the last segment begins the keys' names, unless a folder has just that name.
+    """
+    if not url.startswith("file:"):
+        return None
+    whole = unquote(urlsplit(url).path.partition(KEY)[0])
+    path = Path(whole)
+    return path if whole.endswith("/") or path.is_dir() else path.parent
+
+
+def source_url(value: object) -> str:
+    """A source's URL, as it was given."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(_allowed())
+    scheme = value.partition(":")[0].lower()
+    if scheme in _LATER or scheme.startswith("fsspec+"):
+        msg = f"{scheme} comes with a later version: {_allowed()}"
+        raise ValueError(msg)
+    if scheme not in schemes() or not value.lower().startswith(scheme + "://"):
+        raise ValueError(_allowed())
+    if value.count(KEY) > 1:
+        msg = f"{KEY} stands in it more than once; allowed is at most once"
+        raise ValueError(msg)
+    (_check_file if scheme == "file" else check_http)(value)
+    return value
+
+
+def _allowed() -> str:
+    return "allowed are " + ", ".join(f"{scheme}://" for scheme in schemes())
+
+
+def _check_file(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
+        msg = "allowed is file:// and an absolute path, such as file:///mnt/raid/set/ (write ? as %3F and # as %23)"
+        raise ValueError(msg)
+    if "\0" in unquote(url) or any(ord(c) < 32 for c in url):  # noqa: PLR2004 - ASCII's controls
+        msg = "a path has no control characters"
+        raise ValueError(msg)
+
+
+def check_http(value: object) -> str:
+    """An http or https URL that can go out byte for byte."""
+    url = value if isinstance(value, str) else ""
+    if not re.fullmatch(r"https?://[!-~]+", url, re.IGNORECASE):
+        msg = "allowed are http:// and https:// with a host, in printable ASCII (anything else as %XX)"
+        raise ValueError(msg)
+    try:
+        good = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+    except ValueError:
+        good = False
+    if not good or "#" in url or KEY in urlsplit(url).netloc:
+        msg = "allowed are URLs with a host, a port from 1 to 65535 if any, and no fragment"
+        raise ValueError(msg)
+    return url
