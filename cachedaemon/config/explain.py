@@ -52,9 +52,9 @@ def shown(keys: Keys, value: object) -> str:
     """The value as a message may show it, on one line."""
     if any(key in _SECRETS for key in keys[2:3]):
         return "its value"
-    if keys[0] == "sources" and keys[-1] in _URLS and len(keys) == 3:  # noqa: PLR2004 - sources, name, key
+    if keys[0] == "sources" and keys[-1] in _URLS and len(keys) == 3:
         text = redacted(value)
-    elif isinstance(value, dict | list) or (keys[0] == "sources" and len(keys) < 3):  # noqa: PLR2004
+    elif isinstance(value, dict | list) or (keys[0] == "sources" and len(keys) < 3):
         return f"a {type(value).__name__}"  # it may hold secrets
     else:
         text = repr(value)

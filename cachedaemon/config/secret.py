@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping  # noqa: TC003 - pydantic reads the annotations of what stands in a model
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Secret:
     def _of_file(self, path: Path) -> str:
         last = self._last
         try:
-            stat = os.stat(path)  # noqa: PTH116 - the shorter error
+            stat = os.stat(path)
             stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if stamp != last.stamp:
                 last.value = _clean(_read(path), f"the file {path}")

@@ -33,7 +33,7 @@ HttpUrl = Annotated[str | None, PlainValidator(values.optional(urls.check_http))
 Revalidate = Annotated[str | float, PlainValidator(values.revalidate)]
 
 
-def _one_of(*words: str) -> Any:  # noqa: ANN401 - pydantic's metadata has no type
+def _one_of(*words: str) -> Any:
     return PlainValidator(values.one_of(*words))
 
 
@@ -95,7 +95,7 @@ Headers = Annotated[
 ]
 
 
-def _setting(default: object, description: str, *, restart: bool = False, shown: bool = True) -> Any:  # noqa: ANN401 - stands for a default of any type
+def _setting(default: object, description: str, *, restart: bool = False, shown: bool = True) -> Any:
     return Field(
         default=default,
         description=description,

@@ -72,7 +72,7 @@ def _check_file(url: str) -> None:
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
         msg = "allowed is file:// and an absolute path, such as file:///mnt/raid/set/ (write ? as %3F and # as %23)"
         raise ValueError(msg)
-    if "\0" in unquote(url) or any(ord(c) < 32 for c in url):  # noqa: PLR2004 - ASCII's controls
+    if "\0" in unquote(url) or any(ord(c) < 32 for c in url):
         msg = "a path has no control characters"
         raise ValueError(msg)
 

@@ -152,7 +152,7 @@ def text(value: object) -> str:
 
 def path(value: object) -> Path:
     """An absolute path; a relative one counts from the working directory, `~` is the user's home."""
-    return Path(os.path.abspath(os.path.expanduser(text(str(value) if isinstance(value, Path) else value))))  # noqa: PTH100, PTH111 - Path.resolve follows links, Path.expanduser raises where there is no home
+    return Path(os.path.abspath(os.path.expanduser(text(str(value) if isinstance(value, Path) else value))))
 
 
 def readable(value: object) -> Path:
@@ -203,7 +203,7 @@ def address(value: object) -> Address | None:
     if value == "":
         return None
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9._-]+):(\d{1,5})", str(value), re.ASCII)
-    if not found or int(found[2]) > 65535:  # noqa: PLR2004 - the last port
+    if not found or int(found[2]) > 65535:
         raise ValueError(ADDRESS)
     return Address(found[1].strip("[]"), int(found[2]))
 
