@@ -1,0 +1,167 @@
+"""The reader's side: lease what is local without a round trip, ask the daemon for the rest."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from cachedaemon_client import process
+from cachedaemon_client.connection import Connection, call
+from cachedaemon_client.errors import CacheError
+from cachedaemon_client.job import Job
+from cachedaemon_client.local import Local
+from cachedaemon_client.plan import Plan
+from cachedaemon_client.ready import as_ready
+from cachedaemon_client.shard import Shard
+
+TRIES = 3
+"""How often a shard is asked for again that was evicted before it could be leased."""
+
+
+class ShardCache(Local):
+    """One source of the node's daemon. Cheap to make; safe to share between threads, to fork with and to pickle.
+
+    `wait` is how many seconds a shard, or a daemon that restarts, is waited for.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        wait: float = 600,
+    ) -> None:
+        super().__init__(source, socket=socket, cache_dir=cache_dir, wait=wait)
+        process.farewells.add(self)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._links = threading.local()
+
+    # ---- shards
+
+    def open(self, key: str) -> Shard:
+        """Lease a shard, waiting until it is local. Use it in a `with` block, or close it."""
+        if self._view is None and self._look() is None:
+            self._greet()
+        shard = self.hit(key) or self.acquire(key)
+        if self._plans:
+            self.moved(key)
+        return shard
+
+    def acquire(self, key: str) -> Shard:
+        """Lease a shard by asking the daemon, whatever is local."""
+        deadline = time.monotonic() + self.wait
+        for _ in range(1 + TRIES):
+            shard = self._acquire_once(key, max(0.0, deadline - time.monotonic()))
+            if shard is not None:
+                return shard
+        raise lost(self.source, key)
+
+    def renew(self, key: str) -> Shard:
+        """Lease a shard anew, after the daemon has looked at it."""
+        return self.acquire(key)
+
+    def _acquire_once(self, key: str, wait: float) -> Shard | None:
+        self._reporter.flush()
+        link = self._link()
+        said = self.call("POST", "/v1/acquire", {"source": self.source, "key": key, "wait": wait}, key=key, wait=wait)
+        try:
+            if self.is_stale(link.generation):
+                self._greet()
+            return self.lease(said, key)
+        finally:
+            link.tell("POST", "/v1/touch", {"source": self.source, "used": [[key, 0]]})
+
+    def prefetch(self, keys: Iterable[str]) -> Job:
+        """Have shards fetched in the background, in this order, as far as they fit."""
+        said = self.call("POST", "/v1/prefetch", {"source": self.source, "keys": list(keys)})
+        return Job(self, said["job"])
+
+    def plan(self, keys: Iterable[str], *, holds: int = 1) -> Plan:
+        """Announce the order in which this process will open shards; `holds` of them at once. In force at once."""
+        plan = Plan(self, uuid.uuid4().hex, list(keys), holds)
+        self._plans[plan.id] = plan
+        return plan
+
+    def as_ready(self, keys: Iterable[str]) -> Iterator[Shard]:
+        """Opened shards in the order in which they become local; each is closed when the next is asked for."""
+        return as_ready(self, keys)
+
+    def status(self) -> dict[str, Any]:
+        """The daemon's state, as `GET /v1/status` says it."""
+        said: dict[str, Any] = self.call("GET", "/v1/status")
+        return said
+
+    # ---- the daemon
+
+    def local_path(self, path: str) -> str:
+        """A path of the daemon's, as this process sees it."""
+        if self._view is None or self.is_stale(self._link().generation):
+            self._greet()
+        return self._view.local(path) if self._view else path
+
+    def _greet(self) -> None:
+        """Read what the daemon is; make the plans again when it is another one than before."""
+        link = self._link()
+        before = self._generation
+        self.adopt(self.call("GET", "/v1/hello"), link.generation)
+        if before is not None:
+            for plan in list(self._plans.values()):
+                plan.renew()
+
+    def moved(self, key: str) -> None:
+        """A shard was opened: the plans move on, and are made again when the daemon is another one."""
+        if self.is_stale(self.told_generation) and self._generation is not None:
+            self._greet()
+        super().moved(key)
+
+    def _link(self) -> Connection:
+        link: Connection | None = getattr(self._links, "link", None)
+        if link is None:
+            link = self._links.link = Connection(self.socket)
+        return link
+
+    def call(
+        self, method: str, target: str, body: Any = None, *, key: str | None = None, wait: float | None = None
+    ) -> Any:
+        """A call to the daemon, waiting out its restart; the JSON body, or a `CacheError`."""
+        wait = self.wait if wait is None else wait
+        return call(self._link(), method, target, body, wait=wait, source=self.source, key=key)
+
+    def tell(self, method: str, target: str) -> None:
+        """A call whose answer nobody waits for."""
+        self._link().tell(method, target, None)
+
+    # ---- life
+
+    def close(self) -> None:
+        """Tell the daemon the last uses and close the connections; leases that are open stay open."""
+        for plan in list(self._plans.values()):
+            plan.close()
+        self._reporter.close()
+        link: Connection | None = getattr(self._links, "link", None)
+        if link is not None:
+            link.close()
+
+    def __enter__(self) -> ShardCache:
+        """The cache itself, closed when the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def lost(source: str, key: str) -> CacheError:
+    """What a reader is told whose shard is always gone before it can lease it."""
+    message = f"{source}/{key} was evicted {1 + TRIES} times before it could be leased: the cap is too small"
+    return CacheError(message, code="lost", source=source, key=key, retryable=True)

@@ -1,0 +1,85 @@
+"""The lease protocol: the kernel keeps the leases (flock(2)). Both sides, reader and daemon, use this module.
+
+A lease is a shared flock on a published file or folder. After the lock is taken, the inode of the descriptor is
+compared with that of the path: the daemon renames what it evicts while it holds the exclusive lock, so a reader whose
+lock came too late sees another inode, or none. An inode that is held open is never reused, so the comparison is exact.
+Locks are never converted: a failed conversion loses the old lock.
+"""
+
+from __future__ import annotations
+
+import os
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
+
+from cachedaemon_client.process import guard, held
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in a shard's place must not stop anybody
+_SHARED = LOCK_SH | LOCK_NB
+_EXCLUSIVE = LOCK_EX | LOCK_NB
+
+
+class Busy(Exception):  # noqa: N818 - a state of the shard, not a failure
+    """Somebody holds a lock that does not go with the one wanted."""
+
+
+class Gone(Exception):  # noqa: N818 - a state of the shard, not a failure
+    """Nothing is published at the path, or no longer what was opened."""
+
+
+def take(path: str) -> tuple[int, os.stat_result]:
+    """Lease what is published at `path`: its descriptor and `fstat`. Raises `Busy` or `Gone`."""
+    return _locked(path, _SHARED)
+
+
+def take_exclusive(path: str) -> tuple[int, os.stat_result]:
+    """Lock `path` against every reader, to evict it. Raises `Busy` or `Gone`."""
+    return _locked(path, _EXCLUSIVE)
+
+
+def _locked(path: str, how: int) -> tuple[int, os.stat_result]:
+    try:
+        with guard:
+            descriptor = os.open(path, _FLAGS)
+            held.add(descriptor)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Gone(path) from None
+    try:
+        flock(descriptor, how)
+        opened = os.fstat(descriptor)
+        published = os.stat(path, follow_symlinks=False)
+        if published.st_ino == opened.st_ino and published.st_dev == opened.st_dev:
+            return descriptor, opened
+        raise Gone(path)
+    except BlockingIOError:
+        give_back(descriptor)
+        raise Busy(path) from None
+    except FileNotFoundError:
+        give_back(descriptor)
+        raise Gone(path) from None
+    except BaseException:
+        give_back(descriptor)
+        raise
+
+
+def hold(descriptor: int) -> None:
+    """Take the shared lock on a descriptor that nobody else can have yet (a file in staging)."""
+    flock(descriptor, _SHARED)
+
+
+def give_back(descriptor: int) -> None:
+    """End a lease that this process took. Unlocks first: a child that was forked meanwhile may share the open file."""
+    try:
+        flock(descriptor, LOCK_UN)
+    finally:
+        with guard:
+            held.discard(descriptor)
+            os.close(descriptor)
+
+
+def hold_plan(path: str) -> int:
+    """Hold a plan's file, so that the plan ends with this process. Raises FileNotFoundError when the plan is gone."""
+    with guard:
+        descriptor = os.open(path, _FLAGS)
+        held.add(descriptor)
+    flock(descriptor, _SHARED)
+    return descriptor

@@ -1,0 +1,165 @@
+"""What a reader does without the daemon: find the path, lease it, tell of its use. The base of both clients."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from cachedaemon_client import lease, places, process, view
+from cachedaemon_client.errors import BadRequest, Refused, SourceUnknown
+from cachedaemon_client.names import is_source
+from cachedaemon_client.reporter import Reporter
+from cachedaemon_client.shard import Shard
+from cachedaemon_client.view import View
+
+PATHS = 1 << 17
+"""Paths that are remembered at the most."""
+
+
+class Local:
+    """One source of the node's daemon, as far as it can be used without asking. Pickled by its settings."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        wait: float = 600,
+    ) -> None:
+        if not is_source(source):
+            raise BadRequest(f"{source!r} cannot be a source's name", code="bad_request", source=source)
+        self.source = source
+        self.wait = wait
+        self._given = (socket, cache_dir)
+        try:
+            self.socket = places.socket_path(socket)
+        except ValueError as cause:
+            raise BadRequest(str(cause), code="bad_request", source=source) from None
+        self._folder = places.cache_folder(cache_dir)
+        self._reporter = Reporter(source, self.socket)
+        self._begin()
+        process.forkables.add(self)
+
+    def _begin(self) -> None:
+        self._paths: dict[str, str] = {}
+        self._view: View | None = None
+        self._generation: str | None = None
+        self._plans: dict[str, Any] = {}
+
+    def hit(self, key: str) -> Shard | None:
+        """Lease a shard that is here and direct; None when the daemon must be asked."""
+        path = self._paths.get(key) or self.path_of(key)
+        if path is None:
+            return None
+        try:
+            descriptor, opened = lease.take(path)
+        except (lease.Gone, lease.Busy):
+            return None
+        except PermissionError as cause:
+            raise Refused(f"{self.source}/{key}: {cause}", code="forbidden", source=self.source, key=key) from None
+        self._reporter.note(key)
+        return Shard(self, key, path, descriptor, opened, hit=True)
+
+    def path_of(self, key: str) -> str | None:
+        """Where a shard may be leased without asking; None while the daemon must be asked."""
+        known = self._view or self._look()
+        if known is None or self.source not in known.direct:
+            return None
+        try:
+            path = known.path_of(self.source, key)
+        except ValueError as cause:
+            raise BadRequest(str(cause), code="bad_request", source=self.source, key=key) from None
+        if len(self._paths) >= PATHS:
+            self._paths.clear()
+        self._paths[key] = path
+        return path
+
+    def lease(self, said: dict[str, Any], key: str) -> Shard | None:
+        """Lease what an answer to `acquire` named; None when it was evicted again meanwhile."""
+        known = self._view
+        path: str = known.local(said["path"]) if known is not None else said["path"]
+        try:
+            descriptor, opened = lease.take(path)
+        except (lease.Gone, lease.Busy):
+            return None
+        return Shard(self, key, path, descriptor, opened, hit=said["result"] == "hit")
+
+    def renew(self, key: str) -> Shard:
+        """Lease a shard anew, after the daemon has looked at it."""
+        raise NotImplementedError
+
+    # ---- what is known of the daemon
+
+    @property
+    def archives(self) -> str:
+        """What the source does with archives: index, unpack or opaque."""
+        return self._view.archives.get(self.source, "index") if self._view else "index"
+
+    def _look(self) -> View | None:
+        """The view by the cache directory alone, where that was named."""
+        if self._folder is not None:
+            self._view = view.from_folder(self._folder)
+        return self._view
+
+    def is_stale(self, generation: str | None) -> bool:
+        """Whether an answer of this generation makes what was read of the daemon doubtful."""
+        return generation is not None and generation != self._generation
+
+    def adopt(self, hello: dict[str, Any], generation: str | None) -> None:
+        """Take what the daemon answered to `hello`. Raises `SourceUnknown`."""
+        self._generation = generation
+        if self.source not in hello["sources"]:
+            allowed = ", ".join(sorted(hello["sources"])) or "none"
+            message = f"the daemon has no source {self.source!r}; it has: {allowed}"
+            raise SourceUnknown(message, code="unknown_source", source=self.source)
+        self._view = view.from_folder(self._folder or hello["cache_dir"], hello)
+        self._paths.clear()
+
+    # ---- plans
+
+    def moved(self, key: str) -> None:
+        """A shard was opened: the plans whose next key it is move on."""
+        for plan in list(self._plans.values()):
+            plan.opened(key)
+
+    def place(self, plan: str, position: int) -> None:
+        """A plan's next key is at `position`: told soon, at most 20 times a second."""
+        self._reporter.place(plan, position)
+
+    def forget(self, plan: str) -> bool:
+        """The plan has ended; False when it had before."""
+        self._reporter.forget(plan)
+        return self._plans.pop(plan, None) is not None
+
+    @property
+    def told_generation(self) -> str | None:
+        """The generation that the last answer to a report carried."""
+        return self._reporter.generation
+
+    # ---- life
+
+    def forked(self) -> None:
+        """In a forked child: plans, connections and what was read of the daemon are made anew."""
+        for plan in self._plans.values():
+            plan.forked()
+        self._begin()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its settings."""
+        socket, cache_dir = self._given
+        return (_made, (type(self), self.source, socket, cache_dir, self.wait))
+
+    def __repr__(self) -> str:
+        """For people."""
+        return f"{type(self).__name__}({self.source!r}, socket={self.socket!r})"
+
+
+def _made(
+    kind: type[Local],
+    source: str,
+    socket: str | os.PathLike[str] | None,
+    cache_dir: str | os.PathLike[str] | None,
+    wait: float,
+) -> Local:
+    return kind(source, socket=socket, cache_dir=cache_dir, wait=wait)

@@ -1,0 +1,161 @@
+"""One leased shard: a local path, or the members of an archive read in place."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO
+
+from cachedaemon_client import process
+from cachedaemon_client.lease import give_back
+from cachedaemon_client.members import MemberReader, Members, StaleTable, Truncated
+
+if TYPE_CHECKING:
+    from os import stat_result
+
+    from cachedaemon_client.local import Local
+
+INDEXED = (".zip", ".tar")
+"""Endings of the archives that have a member table."""
+
+
+class Shard:
+    """A lease on one shard, and what can be done with it. The lease ends with `close`, the block, or the process."""
+
+    __slots__ = ("__weakref__", "_cache", "_descriptor", "_epoch", "_place", "_reader", "_stat", "hit", "key")
+
+    def __init__(  # noqa: PLR0913 - made in one place
+        self, cache: Local, key: str, place: str, descriptor: int, opened: stat_result, *, hit: bool
+    ) -> None:
+        self._cache = cache
+        self._place = place
+        self._descriptor = descriptor
+        self._stat = opened
+        self._epoch = process.epoch.number
+        self._reader: MemberReader | None = None
+        self.key = key
+        self.hit = hit
+        """Whether it was local when it was asked for."""
+
+    @property
+    def path(self) -> Path:
+        """The local file; a folder where the source unpacks archives."""
+        return Path(self._place)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object; of an unpacked archive the sum of its members."""
+        if not stat.S_ISDIR(self._stat.st_mode):
+            return self._stat.st_size
+        shards, source, name = self._place.rsplit("/", 2)
+        meta = Path(shards).parent / "meta" / source / f"{name}.json"
+        return int(json.loads(meta.read_bytes())["size"])
+
+    @property
+    def closed(self) -> bool:
+        """Whether the lease has ended, or is another process's."""
+        return self._descriptor < 0 or self._epoch != process.epoch.number
+
+    # ---- members of an archive
+
+    @property
+    def members(self) -> Members:
+        """Names of the archive's files, in its order."""
+        return (self._reader or self._opened()).members
+
+    def read(self, member: str | int) -> bytes:
+        """The bytes of a member, by name or index."""
+        try:
+            return (self._reader or self._opened()).read(member)
+        except Truncated:
+            return self._renewed().read(member)
+
+    def view(self, member: str | int) -> memoryview:
+        """The bytes of a member without a copy, where it is stored in one piece; it may outlive the lease."""
+        return (self._reader or self._opened()).view(member)
+
+    def open(self, member: str | int) -> BinaryIO:
+        """A member as a binary file."""
+        return (self._reader or self._opened()).open(member)
+
+    def locate(self, member: str | int) -> tuple[Path, int, int]:
+        """Path, offset and length of a member that is stored in one piece, for direct I/O."""
+        return (self._reader or self._opened()).locate(member)
+
+    def _opened(self) -> MemberReader:
+        if self.closed:
+            raise ValueError(f"the shard {self.key!r} is closed, or was opened by the process that forked this one")
+        self._refuse_other_kinds()
+        try:
+            reader = self._read_table()
+        except StaleTable:
+            return self._renewed()
+        self._reader = reader
+        process.forkables.add(self)
+        return reader
+
+    def _read_table(self) -> MemberReader:
+        shards, source, name = self._place.rsplit("/", 2)
+        table = f"{shards.removesuffix('/shards')}/members/{source}/{name}"
+        return MemberReader(self._descriptor, self._place, table)
+
+    def _refuse_other_kinds(self) -> None:
+        if stat.S_ISDIR(self._stat.st_mode):
+            raise io.UnsupportedOperation(f"{self.key!r} is unpacked: its members are files below its path")
+        mode = self._cache.archives
+        if mode == "opaque" or not self.key.lower().endswith(INDEXED):
+            raise io.UnsupportedOperation(f"{self.key!r} is not read in place (archives = {mode!r}): use its path")
+
+    def _renewed(self) -> MemberReader:
+        """The shard is not what its table says: end this lease, let the daemon look, and lease what it gives."""
+        self.close()
+        fresh = self._cache.renew(self.key)
+        self._place, self._stat, self._epoch = fresh._place, fresh._stat, fresh._epoch
+        self._descriptor, fresh._descriptor = fresh._descriptor, -1
+        try:
+            self._reader = self._read_table()
+        except StaleTable as cause:
+            raise io.UnsupportedOperation(f"{self.key!r} has no member table: {cause}") from None
+        process.forkables.add(self)
+        return self._reader
+
+    # ---- the lease's end
+
+    def close(self) -> None:
+        """End the lease. Views that are still out stay valid."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        if self._epoch == process.epoch.number:
+            give_back(descriptor)
+
+    def forked(self) -> None:
+        """In a forked child: the descriptor is closed already, and its number may soon be another file's."""
+        self._descriptor, self._reader = -1, None
+
+    def __enter__(self) -> Shard:
+        """The shard itself; its lease runs until the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the lease."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """For people."""
+        return f"<Shard {self.key!r} {'closed' if self.closed else self._place}>"
+
+    def __del__(self) -> None:
+        """A lease that nobody can end any more ends here."""
+        if self._descriptor >= 0 and self._epoch == process.epoch.number:
+            warnings.warn(f"the shard {self.key!r} was never closed", ResourceWarning, stacklevel=2)
+            self.close()
