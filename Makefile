@@ -1,0 +1,43 @@
+# `make run` shows the product, `make test` tests it. Everything lives in .venv and .tools; each step does nothing when
+# it was done before. PYTHON=python3.12 picks the interpreter, ARGS="-k lease" adds arguments for pytest.
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+export PYTHON
+
+PYTEST = scripts/with-tools .venv/bin/pytest
+
+.PHONY: run test slow check format torch clean
+
+run:
+	@scripts/install
+	@.venv/bin/cachedaemon demo
+
+test:
+	@scripts/install dev
+	@scripts/tools
+	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+
+slow:
+	@scripts/install dev
+	@scripts/tools
+	@$(PYTEST) -m slow --timeout 900 $(ARGS)
+
+check:
+	@scripts/install dev
+	.venv/bin/ruff format --check --quiet .
+	.venv/bin/ruff check --quiet .
+	.venv/bin/mypy
+	.venv/bin/mypy --python-version 3.10 client/cachedaemon_client
+	.venv/bin/lint-imports --no-logo
+
+format:
+	@scripts/install dev
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix-only --quiet .
+
+torch:
+	@scripts/install dev torch
+
+clean:
+	rm -rf .venv .tools .demo
