@@ -1,0 +1,1 @@
+"""Conformance suites: one a plug-in point."""

@@ -1,0 +1,1 @@
+"""Tests of whole processes: fork, kill, stop, restart."""
