@@ -12,9 +12,8 @@ Sources are URLs or tables; other words are settings of `[cache]`; `server`, `fe
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,31 +21,16 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-from urllib.parse import urlencode
 
 from tests.fakes import disk, toml
-from tests.fakes.exposition import samples
+from tests.fakes.api import Api
 from tests.fakes.waiting import family, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 COMMAND = str(Path(sys.executable).with_name("cachedaemon"))
 _NOT_OURS = ("CACHEDAEMON_", "LISTEN_", "NOTIFY_SOCKET", "WATCHDOG_")
-
-
-class Answer(NamedTuple):
-    """What the API said."""
-
-    status: int
-    body: Any
-    """Decoded JSON, or text where it is none; None where it is empty."""
-    headers: dict[str, str]
-
-    @property
-    def code(self) -> str | None:
-        """The error's code, if it is one."""
-        return self.body["error"]["code"] if isinstance(self.body, dict) and "error" in self.body else None
 
 
 class Ran(NamedTuple):
@@ -55,21 +39,6 @@ class Ran(NamedTuple):
     status: int
     out: str
     err: str
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: Path | str, timeout: float) -> None:
-        """Connects when first used."""
-        super().__init__("localhost", timeout=timeout)
-        self.path = str(path)
-
-    def connect(self) -> None:
-        """Connect."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
 
 
 def free_port() -> int:
@@ -83,10 +52,10 @@ def _clean(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_NOT_OURS)}
 
 
-class Daemon:
+class Daemon(Api):
     """One cache directory and the daemons that serve it, one after the other."""
 
-    def __init__(  # noqa: PLR0913 -- each is one thing that tests vary
+    def __init__(
         self,
         sources: Mapping[str, str | Mapping[str, object]],
         *,
@@ -100,9 +69,13 @@ class Daemon:
         command: Sequence[str] = (COMMAND,),
         popen: Mapping[str, Any] | None = None,
         begin: bool = True,
+        check: bool = True,
         **cache: object,
     ) -> None:
-        """`http`: listen on a free TCP port too; `wrap`: command line before it (prlimit, faketime); `popen`: user, umask."""
+        """`http`: listen on a free TCP port too; `wrap`: command line before it (prlimit, faketime); `popen`: user, umask.
+
+        `begin`: start with the block; `check`: audit at the block's end.
+        """
         self.home = Path(tempfile.mkdtemp(prefix="cd-")).resolve()
         self.home.chmod(0o755)
         self.cache = cache_dir or self.home / "cache"
@@ -110,7 +83,9 @@ class Daemon:
         self.config = self.home / "cachedaemon.toml"
         self.port = free_port() if http else 0
         self.env, self.command, self.popen = dict(env or {}), [*wrap, *command], dict(popen or {})
-        self.begin = begin
+        self.begin, self.check = begin, check
+        if "user" in self.popen:
+            shutil.chown(self.home, self.popen["user"], self.popen.get("group"))
         self.process: subprocess.Popen[bytes] | None = None
         self._gone: list[int] = []
         self.tables: dict[str, dict[str, object]] = {
@@ -129,19 +104,34 @@ class Daemon:
             try:
                 self.start()
             except BaseException:
-                self.__exit__()
+                self.__exit__(AssertionError)
                 raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing of it is left: processes (helpers that outlived it too) and folder."""
-        with contextlib.suppress(ProcessLookupError):
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        """Nothing of it is left: processes (helpers that outlived it too) and folder.
+
+        After a block without an error, with `check`: what has no transfer under way passes the audit, and no helper
+        is left once the daemon has gone.
+        """
+        try:
             self.thaw()
-        self.stop(10)
-        for pid in self.children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        subprocess.run(["rm", "-rf", str(self.home)], check=False)
+            if self.check and kind is None:
+                self._last_look()
+        finally:
+            self.stop(10)
+            for pid in self.children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            subprocess.run(["rm", "-rf", str(self.home)], check=False)
+
+    def _last_look(self) -> None:
+        if self.alive:
+            said = self.status()
+            if not said.get("fetches") and not said.get("waiters"):
+                self.audit()
+            self.stop()
+        until(lambda: not self.children(), 5, f"the end of helpers {self.children()}")
 
     def write(self) -> None:
         """Write the configuration from `tables`."""
@@ -249,90 +239,6 @@ class Daemon:
         """The environment it runs in."""
         homes = dict.fromkeys(("HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(self.home))
         return {**_clean(os.environ), **homes, **self.env}
-
-    # -- asking
-
-    def connection(self, timeout: float = 60.0) -> UnixConnection:
-        """A connection to the socket; the caller closes it."""
-        return UnixConnection(self.socket, timeout)
-
-    def api(self, method: str, path: str, body: object = None, *, timeout: float = 60.0) -> Answer:
-        """One call on a connection of its own; `bytes` go out as they are, anything else as JSON."""
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        with contextlib.closing(self.connection(timeout)) as connection:
-            connection.request(method, path, data, {"Content-Type": "application/json"} if data is not None else {})
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            headers = {name.lower(): value for name, value in answer.getheaders()}
-        is_json = headers.get("content-type", "").startswith("application/json")
-        return Answer(answer.status, json.loads(text) if is_json and text else text or None, headers)
-
-    def answers(self) -> bool:
-        """Whether `hello` is answered now."""
-        try:
-            return self.api("GET", "/v1/hello", timeout=5).status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-
-    def acquire(self, source: str, key: str, wait: float = 30) -> Answer:
-        """Ask for a shard."""
-        body = {"source": source, "key": key, "wait": wait}
-        return self.api("POST", "/v1/acquire", body, timeout=wait + 20)
-
-    def path(self, source: str, key: str, wait: float = 30) -> Path:
-        """The local path of a shard, which must be had."""
-        answer = self.acquire(source, key, wait)
-        if answer.status != 200:
-            raise AssertionError(f"acquire {source}/{key}: {answer.status} {answer.body}")
-        return Path(answer.body["path"])
-
-    def prefetch(self, source: str, keys: Iterable[str]) -> str:
-        """The job's id."""
-        answer = self.api("POST", "/v1/prefetch", {"source": source, "keys": list(keys)})
-        if answer.status != 202:
-            raise AssertionError(f"prefetch: {answer.status} {answer.body}")
-        return str(answer.body["job"])
-
-    def job(self, job: str, seconds: float = 30.0) -> dict[str, Any]:
-        """The job once it has ended."""
-
-        def ended() -> dict[str, Any] | None:
-            body: dict[str, Any] = self.api("GET", f"/v1/jobs/{job}").body
-            return body if body["state"] != "running" else None
-
-        return until(ended, seconds, f"end of job {job}") or {}
-
-    def evict(self, source: str, key: str) -> Answer:
-        """Remove a shard."""
-        return self.api("DELETE", "/v1/shards?" + urlencode({"source": source, "key": key}))
-
-    def shards(self, source: str = "", prefix: str = "") -> list[dict[str, Any]]:
-        """All that it lists, page after page."""
-        found: list[dict[str, Any]] = []
-        after: str | None = ""
-        while after is not None:
-            said = {"source": source, "prefix": prefix, "after": after}
-            query = urlencode({name: value for name, value in said.items() if value})
-            body = self.api("GET", f"/v1/shards?{query}").body
-            found += body["shards"]
-            after = body["next"]
-        return found
-
-    def status(self) -> dict[str, Any]:
-        """`/v1/status`."""
-        answer = self.api("GET", "/v1/status")
-        if answer.status != 200:
-            raise AssertionError(f"status: {answer.status} {answer.body}")
-        return dict(answer.body)
-
-    def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """All samples of the socket's `/metrics`, by name and labels."""
-        return samples(str(self.api("GET", "/metrics").body))
-
-    def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of `cachedaemon_<name>` that have these labels; 0 without any."""
-        wanted = set(labels.items())
-        return sum(v for (n, own), v in self.metrics().items() if n == f"cachedaemon_{name}" and wanted <= own)
 
     def cli(self, *args: str, timeout: float = 60.0, stdin: str = "", env: Mapping[str, str] | None = None) -> Ran:
         """Run `cachedaemon ARGS` against this daemon's socket."""

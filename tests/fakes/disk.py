@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 import uuid
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def blocks(*folders: Path) -> int:
     inodes = {}
     for folder in folders:
         for _, status in walk(folder):
-            if status.st_mode & 0o170000 == 0o100000:
+            if stat.S_ISREG(status.st_mode):
                 inodes[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(inodes.values())
 
@@ -73,7 +74,7 @@ def _entries(top: Path) -> list[str]:
 
 def _list(folder: Path) -> list[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208 -- the names are wanted
+        return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -118,7 +119,7 @@ class Look:
 
 
 class Sampler:
-    """Looks every `step` seconds; keeps the largest. A look during which the tree changed is thrown away.
+    """Looks every `step` seconds; keeps the largest. A look during which an entry came, moved or went is thrown away.
 
     Such a look could count a shard in two places, or two shards that were never there together.
     """
@@ -153,10 +154,13 @@ class Sampler:
         self.most = Look(max(self.most.shards, look.shards), max(self.most.bytes, look.bytes))
         return look
 
-    def _tree(self) -> list[tuple[Path, int, int, int]]:
-        """Changes when a file is made, renamed, removed, or takes another block."""
+    def _tree(self) -> list[tuple[Path, int, int]]:
+        """Changes when an entry is made, renamed or removed.
+
+        Not when a file grows: what was summed meanwhile is at most what is there at the end of the look.
+        """
         rows = [row for area in AREAS for row in walk(self.cache / area)]
-        return sorted((path, s.st_ino, s.st_blocks, s.st_ctime_ns) for path, s in rows)
+        return sorted((path, s.st_ino, s.st_mtime_ns if stat.S_ISDIR(s.st_mode) else 0) for path, s in rows)
 
     def _run(self) -> None:
         while not self._stop.wait(self.step):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.fakes.mounts import is_mounted
 from tests.fakes.waiting import until
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def fuse_fs(folder: Path) -> Iterator[FuseFs]:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
         made = FuseFs(folder, path, control, process)
         try:
-            until(lambda: path.is_mount() or process.poll() is not None, 20, f"mount of {folder}")
+            until(lambda: is_mounted(path) or process.poll() is not None, 20, f"mount of {folder}")
             yield made
         finally:
             made.close()

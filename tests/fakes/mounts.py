@@ -49,10 +49,15 @@ def _run(*command: object) -> None:
         raise OSError(f"{command[0]}: {done.stderr.strip()}")
 
 
+def is_mounted(path: Path) -> bool:
+    """From the kernel's table: a mount whose disk is gone answers no stat."""
+    return any(line.split()[1] == str(path) for line in Path("/proc/self/mounts").read_text().splitlines())
+
+
 def _unmount(path: Path) -> None:
     """Wait for the last user, who is just being killed, then detach."""
     try:
-        until(lambda: not path.is_mount() or _try(["umount", str(path)]), 5, f"umount {path}")
+        until(lambda: not is_mounted(path) or _try(["umount", str(path)]), 5, f"umount {path}")
     except AssertionError:
         _run("umount", "--lazy", path)
         raise
@@ -82,9 +87,13 @@ class LoopFs:
         _unmount(self.path)
         self.mount()
 
-    def read_only(self, on: bool = True) -> None:
-        """Remount read-only, or writable again."""
-        _run("mount", "-o", f"remount,{'ro' if on else 'rw'}", self.path)
+    def read_only(self) -> None:
+        """Remount read-only; nobody may have a file open for writing. `writable` takes it back."""
+        _run("mount", "-o", "remount,ro", self.path)
+
+    def writable(self) -> None:
+        """Remount writable."""
+        _run("mount", "-o", "remount,rw", self.path)
 
 
 @contextlib.contextmanager

@@ -302,7 +302,7 @@ class Transfer:
 
     async def _reset(self) -> None:
         """An RST once the other side's kernel has everything: a reset drops what is still unsent."""
-        while self.c.writer.transport.get_write_buffer_size() or unacknowledged(self.c.socket):
+        while self.c.writer.transport.get_write_buffer_size() or unacknowledged(self.c.socket):  # noqa: ASYNC110 -- no event tells
             await asyncio.sleep(0.002)
         self.c.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.c.writer.transport.abort()

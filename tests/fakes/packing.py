@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def image_like(count: int, seed: int = 0, size: int = 20_000) -> dict[str, bytes]:
     """Members like those of a shard of images: `count` names in folders, sizes of `size` +- 25 %, hard to compress."""
-    sizes = random.Random(seed)  # noqa: S311 -- wanted the same each time
+    sizes = random.Random(seed)
     members = {}
     for number in range(count):
         name = f"class-{number % 10}/{number:06d}.jpg"

@@ -40,7 +40,7 @@ class Knobs:
     hang: bool = False
     """Wait until other knobs are set."""
     errno: str = ""
-    """Name of the error, such as EIO or ESTALE."""
+    """Name of the error, such as EIO or ESTALE. The kernel repeats a call on a path once after ESTALE, not a read."""
     nth: int = 0
     """Only the so-manieth call fails (1: the next)."""
     every: int = 1
@@ -246,7 +246,15 @@ def main() -> None:
     fresh = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), 0)
     root = {"allow_other": True, "default_permissions": True} if os.geteuid() == 0 else {}
     # Inodes must be the folder's own, or a lease's comparison of fstat with stat means nothing; hung calls hold a thread.
-    options = {"use_ino": True, "hard_remove": True, "direct_io": True, "max_threads": 200, **fresh, **root}
+    options = {
+        "use_ino": True,
+        "hard_remove": True,
+        "direct_io": True,
+        "max_threads": 200,
+        "max_idle_threads": 10,
+        **fresh,
+        **root,
+    }
     mfusepy.FUSE(Passthrough(folder, faults), mount, foreground=True, fsname="passthrough", **options)
 
 

@@ -45,7 +45,7 @@ _END = object()
 class Reader:
     """One trainer process; as a context manager it is gone, with its children, at the end."""
 
-    def __init__(  # noqa: PLR0913 -- each is one thing that tests vary
+    def __init__(
         self,
         daemon: Daemon | None,
         snippet: str,
@@ -62,6 +62,7 @@ class Reader:
         self.folder.chmod(0o755)
         script = self.folder / "trainer.py"
         script.write_text((_PRELUDE.format(root=str(ROOT)) if prelude else "") + snippet)
+        script.chmod(0o644)
         self._errors = (self.folder / "stderr").open("w+")
         self.process = subprocess.Popen(
             [*wrap, python, str(script)],
