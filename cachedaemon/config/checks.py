@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from cachedaemon.config.urls import KEY, folder_of
 
@@ -37,7 +38,7 @@ def _of_source(path: str, source: Source) -> Iterator[str]:
 
 def _overlap(cache: Path, name: str, source: Source) -> list[str]:
     """Evicting must never reach an original: the cache is neither the source's folder, nor in it, nor around it."""
-    if not source.url.startswith("file:") and not source.url.lower().startswith("file:"):
+    if urlsplit(source.url).scheme != "file":
         return []
     how = _within(cache, source.url)
     if how is None:
@@ -64,8 +65,7 @@ def _within(cache: Path, url: str) -> str | None:
     thread.join(_LOOK)
     if answer:
         return answer[0]
-    written = Path(url.removeprefix("file://").removeprefix("localhost").partition(KEY)[0])
-    return _lie(cache, written)
+    return _lie(cache, Path(unquote(urlsplit(url).path.partition(KEY)[0])))
 
 
 def _lie(cache: Path, folder: Path) -> str | None:

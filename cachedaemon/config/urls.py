@@ -19,10 +19,11 @@ def schemes() -> tuple[str, ...]:
 
 def public_url(url: str) -> str:
     """The URL without user, password, query and fragment: what messages, `hello` and the log may show."""
-    scheme, separator, rest = url.partition("://")
+    shown = re.split("[?#]", url, maxsplit=1)[0]
+    scheme, separator, rest = shown.partition("://")
     if not separator:
-        return re.split("[?#]", url, maxsplit=1)[0].rpartition("@")[2]
-    authority, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+        return shown.rpartition("@")[2]
+    authority, slash, path = rest.partition("/")
     return scheme + separator + authority.rpartition("@")[2] + slash + path
 
 
@@ -39,7 +40,7 @@ def folder_of(url: str) -> Path | None:
 
     Without a closing slash the last segment begins the keys' names, unless a folder has just that name.
     """
-    if not url.startswith("file:"):
+    if urlsplit(url).scheme != "file":
         return None
     whole = unquote(urlsplit(url).path.partition(KEY)[0])
     path = Path(whole)
