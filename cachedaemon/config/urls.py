@@ -31,8 +31,10 @@ def redacted(url: object) -> str:
     """A URL that was refused, for the message: where it is not certain what is secret in it, all of it is."""
     if not isinstance(url, str):
         return type(url).__name__
-    scheme, separator, _ = url.partition("://")
-    return repr(f"{scheme}://..." if "@" in url and separator else "..." if "@" in url else public_url(url))
+    if "@" not in url:
+        return repr(public_url(url))
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url)
+    return repr(f"{scheme[0] if scheme else ''}...")
 
 
 def folder_of(url: str) -> Path | None:

@@ -423,6 +423,7 @@ SECRETS = ["hunter2", "tok3n", "us3r"]
         "ftp://us3r:hunter2@h/x?sig=tok3n",
         "http://us3r:hun/ter2hunter2@h/#tok3n",
         "us3r:hunter2@h?tok3n",
+        "us3r:hunter2@h://tok3n@x/",
         "s3://h/x?sig=tok3n@hunter2",
         "http://h/x y?hunter2",
     ],
