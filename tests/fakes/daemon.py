@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tests.fakes import disk, toml
 from tests.fakes.api import Api
-from tests.fakes.waiting import family, until
+from tests.fakes.waiting import family, freeze, thaw, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,12 +200,12 @@ class Daemon(Api):
 
     def freeze(self) -> None:
         """SIGSTOP."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
         if self.process and self.process.poll() is None:
-            os.kill(self.pid, signal.SIGCONT)
+            thaw(self.pid)
 
     @property
     def pid(self) -> int:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fakes.mounts import is_mounted
-from tests.fakes.waiting import until
+from tests.fakes.waiting import freeze, thaw, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,11 +61,11 @@ class FuseFs:
 
     def freeze(self) -> None:
         """SIGSTOP: every call hangs, in a way that only SIGKILL ends."""
-        self.process.send_signal(signal.SIGSTOP)
+        freeze(self.process.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
-        self.process.send_signal(signal.SIGCONT)
+        thaw(self.process.pid)
 
     def kill9(self) -> None:
         """The server dies: every call fails with ENOTCONN."""
@@ -75,9 +74,10 @@ class FuseFs:
 
     def close(self) -> None:
         """Let go whoever hangs, unmount, end the process."""
-        with contextlib.suppress(ProcessLookupError, OSError):
+        if self.process.poll() is None:
             self.thaw()
-            self.turn()
+            with contextlib.suppress(OSError):
+                self.turn()
         subprocess.run(["fusermount3", "-u", "-z", str(self.path)], capture_output=True, check=False)
         self.kill9()
 

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -32,7 +31,7 @@ from urllib.parse import quote
 from tests.fakes import packing
 from tests.fakes.origin_object import Gate, Object, Request, Status, busy
 from tests.fakes.origin_wire import Connection, Pace, Shared, Wire
-from tests.fakes.waiting import until
+from tests.fakes.waiting import freeze, thaw, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -254,11 +253,11 @@ class OriginProcess:
 
     def freeze(self) -> None:
         """SIGSTOP: the kernel goes on accepting and confirming."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
+        thaw(self.pid)
 
     def _get(self, path: str) -> bytes:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:

@@ -96,6 +96,8 @@ class Left(ConnectionError):
 
 async def either(what: asyncio.Event, gone: asyncio.Event) -> None:
     """Wait for `what`; raises `Left` when the other side leaves first."""
+    if what.is_set():
+        return
     waits = [asyncio.ensure_future(e.wait()) for e in (what, gone)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -240,8 +242,7 @@ class Transfer:
 
     async def _events(self) -> None:
         """What is to happen at this very offset."""
-        if not self.c.shared.thawed.is_set():
-            await either(self.c.shared.thawed, self.c.gone)
+        await either(self.c.shared.thawed, self.c.gone)
         if self.gate and self.gate.offset == self.offset:
             await self._pass(self.gate)
         if self.o.change and self.o.change[0] == self.offset:

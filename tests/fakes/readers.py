@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.fakes.waiting import family, until
+from tests.fakes.waiting import family, freeze, thaw, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,11 +157,11 @@ class Reader:
 
     def freeze(self) -> None:
         """SIGSTOP."""
-        self.signal(signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
-        self.signal(signal.SIGCONT)
+        thaw(self.pid)
 
     def children(self) -> list[int]:
         """Living processes that it started."""

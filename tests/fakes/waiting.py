@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -47,3 +49,23 @@ def family(pid: int) -> list[int]:
     while more := {child for child, parent, _, _ in rows if parent in found | {pid}} - found:
         found |= more
     return sorted(found)
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP, and wait until every thread has stopped: one on another processor runs on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: set(_threads(pid)) <= set("TZX"), 10, f"stop of all threads of {pid}")
+
+
+def thaw(pid: int) -> None:
+    """SIGCONT."""
+    os.kill(pid, signal.SIGCONT)
+
+
+def _threads(pid: int) -> Iterator[str]:
+    """State letter of each thread of a process."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            yield (task / "stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
