@@ -65,7 +65,7 @@ def _within(cache: Path, url: str) -> str | None:
     thread.join(_LOOK)
     if answer:
         return answer[0]
-    return _lie(cache, Path(unquote(urlsplit(url).path.partition(KEY)[0])))
+    return _lie(cache, Path(os.path.normpath(unquote(urlsplit(url).path.partition(KEY)[0]))))
 
 
 def _lie(cache: Path, folder: Path) -> str | None:

@@ -28,7 +28,12 @@ def explain(error: ValidationError, label: Mapping[Keys, str]) -> Iterator[str]:
     for detail in error.errors():
         keys = tuple(str(key) for key in detail["loc"] if key != "[key]")
         origin = label.get(keys) or next((label[k] for k in label if k[: len(keys)] == keys), "")
-        yield ".".join(keys) + (f" ({origin})" if origin else "") + ": " + _what(detail, keys)
+        yield _line(".".join(keys)) + (f" ({_line(origin)})" if origin else "") + ": " + _what(detail, keys)
+
+
+def _line(text: str) -> str:
+    """Names come from files and the environment too: a newline in one must not look like the next problem."""
+    return text if text.isprintable() else ascii(text)
 
 
 def _what(detail: ErrorDetails, keys: Keys) -> str:

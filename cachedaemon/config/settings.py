@@ -7,7 +7,16 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+)
 
 from cachedaemon.config import urls, values
 from cachedaemon.config.secret import Secret
@@ -72,6 +81,10 @@ def _secret(value: object, info: ValidationInfo) -> Secret:
     return secret
 
 
+def _maybe_secret(value: object, info: ValidationInfo) -> Secret | None:
+    return None if value is None or value == "" else _secret(value, info)
+
+
 def _table(value: object) -> object:
     """A table that came through the environment is written as in TOML: `{ members = 5 }`."""
     if not isinstance(value, str):
@@ -89,7 +102,10 @@ def _distinct(headers: dict[str, Secret]) -> dict[str, Secret]:
     return headers
 
 
-SecretText = Annotated[Secret, PlainValidator(_secret)]
+# Whoever dumps settings gets no secret: pydantic would write down what a dataclass is made of.
+_hidden = PlainSerializer(lambda secret: None if secret is None else repr(secret))
+
+SecretText = Annotated[Secret, PlainValidator(_secret), _hidden]
 Headers = Annotated[
     dict[Annotated[str, AfterValidator(_header_name)], SecretText], BeforeValidator(_table), AfterValidator(_distinct)
 ]
@@ -194,7 +210,7 @@ class Source(_Section):
     anonymous: Annotated[bool | None, PlainValidator(values.optional(values.flag))] = _setting(
         None, "object stores: do not sign requests"
     )
-    credentials: Annotated[Secret | None, PlainValidator(lambda v, info: _secret(v, info) if v else None)] = _setting(
+    credentials: Annotated[Secret | None, PlainValidator(_maybe_secret), _hidden] = _setting(
         None, "object stores: credentials, best as `file:PATH` or `env:NAME`"
     )
     etl: Text = _setting(None, "AIStore: name of the transformation")

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from cachedaemon import config
 from cachedaemon.config import Secret, Settings, changes, folder_of, load, public_url, schemes, values
 from cachedaemon.errors import ConfigError
+from tests.fakes.fusefs import fuse_fs
 
 URL = "https://host/shards/"
 DOCS = Path(__file__).resolve().parents[2] / "docs/configuration.md"
@@ -182,6 +183,11 @@ def test_unknown_key_names_its_path_and_the_nearest_one() -> None:
     assert "sources.s.urll: unknown key; did you mean sources.s.url?" in refusal('[sources.s]\nurll = "hidden"')
     assert "cache.unpack_limits.member" in refusal("[cache]\nunpack_limits = { member = 5 }")
     assert refusal("[caches]\nx = 1").startswith("caches: unknown key; did you mean cache?")
+
+
+def test_name_with_a_newline_stays_on_its_line() -> None:
+    assert refusal('[cache]\n"a\\nlog.level: x" = 5').startswith("'cache.a\\nlog.level: x': unknown key")
+    assert "\n" not in refusal(environ={"CACHEDAEMON_CACHE__A\nB": "5"})
 
 
 def test_value_of_an_unknown_key_is_not_shown() -> None:
@@ -464,6 +470,7 @@ def test_settings_show_no_secret() -> None:
     """
     settings = loaded(file, flags={"sources.s.url": None})
     shown = repr(settings) + str(settings) + repr(settings.sources["s"].headers) + str(settings.sources["s"])
+    shown += str(settings.model_dump(include={"sources": {"s": {"headers", "credentials"}}}))
     assert not [secret for secret in SECRETS if secret in shown]
 
 
@@ -582,6 +589,16 @@ def bound(source: Path, target: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", target], check=True)
+
+
+def test_mount_that_hangs_does_not_hang_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look at its folder is given up; what the paths as written say still counts."""
+    monkeypatch.setattr("cachedaemon.config.checks._LOOK", 0.3)
+    with fuse_fs(tmp_path) as mount:
+        mount.freeze()
+        apart(Path("/local/cache"), f"file://{mount.path}/set/")
+        assert "inside" in overlap(Path("/local/cache"), f"file://{mount.path}/../../../local/")
+        mount.thaw()
 
 
 def test_folder_of_a_file_url(tmp_path: Path) -> None:
