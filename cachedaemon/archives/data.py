@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from cachedaemon.archives.catalog import Entry
 from cachedaemon.archives.names import bad
-from cachedaemon_client.members import SPARSE, STORED, decompressor, ended, inflate
+from cachedaemon_client.inflate import STORED, decompressor, ended, inflate
+from cachedaemon_client.member_table import SPARSE
 
 STEP = 1 << 20
 """Bytes that are read or inflated at once."""

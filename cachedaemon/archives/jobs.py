@@ -11,7 +11,7 @@ from cachedaemon.archives.catalog import FILE, FOLDER, HARDLINK, Bounds, Catalog
 from cachedaemon.archives.data import STEP, Piece, pieces, with_holes
 from cachedaemon.archives.names import bad
 from cachedaemon.archives.tree import Modes, Tree
-from cachedaemon_client.members import SPARSE
+from cachedaemon_client.member_table import SPARSE
 
 Ask = Callable[[int, int], None]
 """Ask for room, bytes and inodes in all; returns once it is granted."""
@@ -104,6 +104,7 @@ def _unpack_stream(fd: int, job: Unpack, ask: Ask) -> dict[str, object]:
     most = job.bounds.bytes + _HEADERS_EACH * (job.bounds.members + 256)
     source = sources.StreamSource(sources.inflated(fd, job.kind), most)
     catalog, pace = Catalog(job.bounds), _Pace(ask)
+    pace.reach(0, 1)
     tree = Tree(job.folder, job.modes)
     try:
         for found in tars.members(source):

@@ -13,6 +13,8 @@ SEGMENT_MOST = 255
 """Bytes of one path segment, NAME_MAX of every Linux file system."""
 PATH_MOST = 4095
 """Bytes of a whole path, PATH_MAX less its NUL."""
+DEPTH_MOST = 200
+"""Segments of a path: whoever deletes a tree holds a descriptor a level."""
 
 _DRIVE = re.compile(rb"[A-Za-z]:[/\\]")
 
@@ -51,6 +53,8 @@ def _check_lengths(raw: bytes, segments: list[bytes]) -> None:
         raise bad("bad-name", raw, f"a path segment has {longest} bytes, allowed are {SEGMENT_MOST}")
     if len(raw) > PATH_MOST:
         raise bad("bad-name", raw, f"the name has {len(raw)} bytes, allowed are {PATH_MOST}")
+    if len(segments) > DEPTH_MOST:
+        raise bad("bad-name", raw, f"the name has {len(segments)} segments, allowed are {DEPTH_MOST}")
 
 
 def check_target(name: bytes, target: bytes) -> None:

@@ -96,7 +96,7 @@ def inflated(fd: int, kind: str) -> Iterator[bytes]:
     start = os.pread(fd, 4, 0)
     if start.startswith(_GZIP):
         return _gunzip(fd)
-    if start == _ZSTD or (len(start) == 4 and int.from_bytes(start, "little") in _ZSTD_SKIPPED):  # noqa: PLR2004
+    if start == _ZSTD or (len(start) == 4 and int.from_bytes(start, "little") in _ZSTD_SKIPPED):
         return _unzstd(fd)
     if not start:
         raise bad("truncated", None, f"not a {kind} archive: it is empty")
@@ -126,7 +126,7 @@ def _gunzip(fd: int) -> Iterator[bytes]:
         yield from _gunzip_rest(stream)
 
 
-def _gunzip_step(stream: "zlib._Decompress", data: bytes) -> tuple[bytes, bytes]:
+def _gunzip_step(stream: zlib._Decompress, data: bytes) -> tuple[bytes, bytes]:
     try:
         out = stream.decompress(data, STEP)
     except zlib.error as error:
@@ -134,7 +134,7 @@ def _gunzip_step(stream: "zlib._Decompress", data: bytes) -> tuple[bytes, bytes]
     return out, stream.unused_data if stream.eof else stream.unconsumed_tail
 
 
-def _gunzip_rest(stream: "zlib._Decompress") -> Iterator[bytes]:
+def _gunzip_rest(stream: zlib._Decompress) -> Iterator[bytes]:
     """What zlib still holds after the last input; an end that does not come then is a cut."""
     while out := _gunzip_step(stream, b"")[0]:
         yield out
@@ -192,7 +192,7 @@ def _zstd_pieces(fd: int, at: int) -> Iterator[bytes]:
     while not last:
         block = int.from_bytes(_exactly(fd, at, 3), "little")
         last, form, size = block & 1, block >> 1 & 3, block >> 3
-        if form == 3 or size > _ZSTD_BLOCK_MOST:  # noqa: PLR2004
+        if form == 3 or size > _ZSTD_BLOCK_MOST:
             raise bad("corrupt", None, "the zstd stream is damaged: a block that cannot be")
         data = _exactly(fd, at, 3 + (1 if form == 1 else size))
         at += len(data)

@@ -1,4 +1,4 @@
-"""Writes the member table of a checked archive; its form is the client's (`cachedaemon_client.members`)."""
+"""Writes the member table of a checked archive; its form is the client's (`cachedaemon_client.member_table`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 
 from cachedaemon.archives.catalog import Catalog
 from cachedaemon.archives.names import bad
-from cachedaemon_client.members import CRC_KNOWN, ENTRY, EXTENT, SPARSE, Header, slots_for
+from cachedaemon_client.member_table import CRC_KNOWN, ENTRY, EXTENT, SPARSE, Header, slots_for
 
 _PROBES_EACH = 64  # on average; names made to collide would take hours to place and to find
 _PROBES_FREE = 1 << 16

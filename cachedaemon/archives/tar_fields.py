@@ -36,7 +36,7 @@ def is_header(block: bytes) -> bool:
         return False
     rest = block[:148] + b" " * 8 + block[156:]
     total = sum(rest)
-    return said in (total, total - 256 * sum(byte > 127 for byte in rest))  # noqa: PLR2004
+    return said in (total, total - 256 * sum(byte > 127 for byte in rest))
 
 
 def parse(block: bytes) -> Header:
@@ -82,7 +82,7 @@ def decimal(text: bytes, name: bytes) -> int:
 
 
 def pax_records(data: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
-    """`<length> <key>=<value>\\n`, one after the other, in order: sparse keys come many times."""
+    r"""`<length> <key>=<value>\n`, one after the other, in order: sparse keys come many times."""
     records, at = [], 0
     while at < len(data) and data[at]:  # some writers pad with NULs
         space = data.find(b" ", at, at + _LONGEST_NUMBER + 1)

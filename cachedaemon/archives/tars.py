@@ -13,7 +13,7 @@ from cachedaemon.archives import tar_fields as fields
 from cachedaemon.archives.catalog import FILE, FOLDER, HARDLINK, SYMLINK, Bounds, Catalog, Entry
 from cachedaemon.archives.names import bad, clean
 from cachedaemon.archives.tar_fields import BLOCK, ZEROS, Header
-from cachedaemon_client.members import SPARSE
+from cachedaemon_client.member_table import SPARSE
 
 _EXTRA_MOST = 1 << 20  # bytes of a pax header, a long name or a sparse map
 
@@ -124,7 +124,7 @@ def _entry(source: Source, header: Header, extras: _Extras, shared: dict[bytes, 
     target = pax.get(b"linkpath", extras.target if extras.target is not None else header.target)
     stored = fields.decimal(pax[b"size"], name) if b"size" in pax else header.size
     if header.form in _REGULAR and not (header.form != b"7" and name.endswith(b"/") and not stored):
-        return _file(source, header, name, stored, [*shared.items(), *extras.pax])
+        return _file(source, name, stored, [*shared.items(), *extras.pax])
     if header.form == b"S":
         return _old_sparse(source, header, name, stored)
     if header.form == b"V":  # a volume's label
@@ -149,9 +149,7 @@ def _end(source: Source, stored: int) -> int:
     return source.position + stored + -stored % BLOCK
 
 
-def _file(
-    source: Source, header: Header, name: bytes, stored: int, records: list[tuple[bytes, bytes]]
-) -> tuple[Entry, int]:
+def _file(source: Source, name: bytes, stored: int, records: list[tuple[bytes, bytes]]) -> tuple[Entry, int]:
     pax = dict(records)
     start, end = source.position, _end(source, stored)
     pairs: list[tuple[int, int]] | None

@@ -16,6 +16,7 @@ import resource
 import select
 import signal
 import sys
+from typing import Any
 
 from cachedaemon.archives import jobs
 from cachedaemon.archives.catalog import Bounds
@@ -51,7 +52,7 @@ class Lines:
         self._in, self._out = fd_in, fd_out
         self._kept = b""
 
-    def read(self, timeout: float | None) -> dict[str, object]:
+    def read(self, timeout: float | None) -> dict[str, Any]:
         """The next object; raises _Ended at the end of the input, or when none comes in time."""
         while b"\n" not in self._kept:
             if not select.select([self._in], [], [], timeout)[0]:
@@ -61,7 +62,7 @@ class Lines:
                 raise _Ended
             self._kept += data
         line, self._kept = self._kept.split(b"\n", 1)
-        found: dict[str, object] = json.loads(line)
+        found: dict[str, Any] = json.loads(line)
         return found
 
     def write(self, answer: Answer) -> None:
@@ -89,21 +90,16 @@ def _limit_memory(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _run(job: dict[str, object], lines: Lines) -> Answer:
+def _run(job: dict[str, Any], lines: Lines) -> Answer:
+    arguments = {key: value for key, value in job.items() if key != "job"}
+    arguments["bounds"] = Bounds(*job["bounds"])
     if job["job"] == "index":
-        return jobs.index(jobs.Index(**_arguments(job)))
-    return jobs.unpack(jobs.Unpack(**_arguments(job)), lines.ask)
+        return jobs.index(jobs.Index(**arguments))
+    arguments["modes"] = Modes(*job["modes"])
+    return jobs.unpack(jobs.Unpack(**arguments), lines.ask)
 
 
-def _arguments(job: dict[str, object]) -> dict[str, object]:
-    made = {key: value for key, value in job.items() if key != "job"}
-    made["bounds"] = Bounds(*made["bounds"])
-    if "modes" in made:
-        made["modes"] = Modes(*made["modes"])
-    return made
-
-
-def _answered(job: dict[str, object], lines: Lines) -> tuple[Answer, bool]:
+def _answered(job: dict[str, Any], lines: Lines) -> tuple[Answer, bool]:
     """The answer, and whether this process is good for another job."""
     try:
         return {"done": _run(job, lines)}, True

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cachedaemon.archives.catalog import FILE, FOLDER, SYMLINK, Bounds, Catalog, Entry
 from cachedaemon.archives.data import pieces, read_exactly
 from cachedaemon.archives.names import PATH_MOST, bad, clean
-from cachedaemon_client.members import BZIP2, DEFLATED, LZMA, STORED
+from cachedaemon_client.inflate import BZIP2, DEFLATED, LZMA, STORED
 
 _END = struct.Struct("<4s4H2LH")
 _END64_PLACE = struct.Struct("<4sLQL")
@@ -40,7 +40,7 @@ class _Directory(NamedTuple):
 
     offset: int
     size: int
-    count: int
+    entries: int
     shift: int
 
 
@@ -62,8 +62,8 @@ def scan(fd: int, bounds: Bounds) -> Catalog:
     """Everything in the archive, checked but for the content of files; raises BadArchive."""
     length = os.fstat(fd).st_size
     directory = _find_directory(fd, length)
-    if directory.count > bounds.members:
-        raise bad("limit", None, f"the archive has {directory.count} members, allowed are {bounds.members}")
+    if directory.entries > bounds.members:
+        raise bad("limit", None, f"the archive has {directory.entries} members, allowed are {bounds.members}")
     if directory.size > _CENTRAL_MOST + 512 * bounds.members:
         raise bad("limit", None, f"the central directory has {directory.size} bytes")
     records = list(_records(read_exactly(fd, directory.offset, directory.size, None), directory))
@@ -141,7 +141,7 @@ def _read_end64(fd: int, at: int) -> tuple[int, ...] | None:
 
 def _records(data: bytes, directory: _Directory) -> Iterator[_Record]:
     at = 0
-    for _ in range(directory.count):
+    for _ in range(directory.entries):
         if len(data) - at < _CENTRAL.size or data[at : at + 4] != _CENTRAL_SIGN:
             raise bad("corrupt", None, "the central directory is damaged")
         fields = _CENTRAL.unpack_from(data, at)
@@ -263,35 +263,49 @@ def _check_readable(record: _Record) -> None:
         raise bad("corrupt", record.name, "it is stored, but its two sizes differ")
 
 
-def _check_local(fd: int, record: _Record, directory: int) -> tuple[int, int]:
-    """Where the data begins and where the member ends; raises when local and central header disagree."""
+class _Local(NamedTuple):
+    """A local header; `begin` is where the data begins, `numbers` are CRC, stored length and size."""
+
+    raw: bytes
+    flags: int
+    method: int
+    numbers: tuple[int, int, int]
+    begin: int
+
+
+def _read_local(fd: int, record: _Record) -> _Local:
     guess = _LOCAL.size + len(record.raw) + 64
     data = os.pread(fd, guess, record.header)
     if len(data) < _LOCAL.size or not data.startswith(_LOCAL_SIGN):
         raise bad("corrupt", record.name, "it has no local header where the central directory says")
     _, _, flags, method, _, _, crc, stored, size, name_length, extra_length = _LOCAL.unpack_from(data)
-    begin = _LOCAL.size + name_length + extra_length
-    if begin > len(data):
-        data = read_exactly(fd, record.header, begin, record.name)
-    if data[_LOCAL.size : _LOCAL.size + name_length] != record.raw:
-        raise bad("corrupt", record.name, "local header and central directory disagree on the name")
-    if flags & _ENCRYPTED:
-        raise bad("encrypted", record.name, "it is encrypted")
-    if method != record.method or (flags ^ record.flags) & _DESCRIPTOR:
-        raise bad("corrupt", record.name, "local header and central directory disagree on how it is stored")
+    name_end, end = _LOCAL.size + name_length, _LOCAL.size + name_length + extra_length
+    if end > len(data):
+        data = read_exactly(fd, record.header, end, record.name)
+    raw = data[_LOCAL.size : name_end]
     if _MAX32 in (stored, size):
-        extra = _extra(data[_LOCAL.size + name_length : begin], record.raw)
-        size, stored = _widened(extra.get(_ZIP64_EXTRA, b""), (size, stored), record.raw)
-    end = record.header + begin + record.stored
-    if end > directory:
-        raise bad("corrupt", record.name, "its data reaches into the central directory")
-    if flags & _DESCRIPTOR:
-        end += _descriptor_length(fd, end, record, (crc, stored, size))
-    elif (crc, stored, size) != (record.crc, record.stored, record.size):
+        extra = _extra(data[name_end:end], raw)
+        size, stored = _widened(extra.get(_ZIP64_EXTRA, b""), (size, stored), raw)
+    return _Local(raw, flags, method, (crc, stored, size), record.header + end)
+
+
+def _check_local(fd: int, record: _Record, directory: int) -> tuple[int, int]:
+    """Where the data begins and where the member ends; raises when local and central header disagree."""
+    local = _read_local(fd, record)
+    if local.raw != record.raw:
+        raise bad("corrupt", record.name, "local header and central directory disagree on the name")
+    if local.flags & _ENCRYPTED:
+        raise bad("encrypted", record.name, "it is encrypted")
+    if local.method != record.method or (local.flags ^ record.flags) & _DESCRIPTOR:
+        raise bad("corrupt", record.name, "local header and central directory disagree on how it is stored")
+    end = local.begin + record.stored
+    if local.flags & _DESCRIPTOR and end <= directory:
+        end += _descriptor_length(fd, end, record, local.numbers)
+    elif local.numbers != (record.crc, record.stored, record.size):
         raise bad("corrupt", record.name, "local header and central directory disagree on CRC or size")
     if end > directory:
         raise bad("corrupt", record.name, "its data reaches into the central directory")
-    return record.header + begin, end
+    return local.begin, end
 
 
 def _descriptor_length(fd: int, at: int, record: _Record, local: tuple[int, int, int]) -> int:

@@ -1,0 +1,232 @@
+"""The member table of an archive: its form on the disk, and its mapped view.
+
+One file per archive, written once by the daemon and mapped read-only by every reader, in native byte order since
+it never leaves its node::
+
+    header   128 bytes: magic, version, stamp of the shard, counts, CRC of the header itself
+    entries  `ENTRY` each, in archive order
+    slots    u32 each, a power of two: hash index by crc32 of the name, open addressing, 0 is free, else index + 1
+    extents  `EXTENT` each: where the pieces of sparse members lie
+    names    UTF-8 without separators
+
+So opening costs the same for ten members as for a million, and all readers of a node share one copy of the names.
+Nothing here locks: the table never changes, and every read is one `pread` at an offset of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import operator
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, SupportsIndex, overload
+
+MAGIC = b"CDMEMBER"
+VERSION = 1
+HEADER = struct.Struct("=8sIIQQqIIQQ")
+"""Magic, version, members, inode, size and mtime_ns of the shard, slots, flags (0), extents, bytes of names."""
+HEADER_SIZE = 128
+ENTRY = struct.Struct("=QQQQIIHBB4x")
+"""Offset, stored length, size, name offset, CRC-32, extents, name length, method, flags.
+
+For a sparse member the offset is the index of its first extent.
+"""
+EXTENT = struct.Struct("=QQQ")
+"""Offset in the member, offset in the shard, length."""
+
+SPARSE = 255
+CRC_KNOWN = 1
+"""Flag: the CRC is that of the member's bytes (tar keeps none)."""
+
+_CRC = struct.Struct("=I")
+
+
+class StaleTable(Exception):
+    """The table is absent, damaged, of another format version, or belongs to another version of the shard."""
+
+
+class Header(NamedTuple):
+    """What the first bytes of a table say."""
+
+    members: int
+    inode: int
+    size: int
+    mtime_ns: int
+    slots: int
+    extents: int
+    names: int
+
+    @property
+    def sections(self) -> tuple[int, int, int, int]:
+        """Where slots, extents and names begin, and where the table ends."""
+        slots = HEADER_SIZE + self.members * ENTRY.size
+        extents = slots + self.slots * 4
+        names = extents + self.extents * EXTENT.size
+        return slots, extents, names, names + self.names
+
+    def pack(self) -> bytes:
+        """The header's bytes."""
+        stamp = (self.inode, self.size, self.mtime_ns)
+        body = HEADER.pack(MAGIC, VERSION, self.members, *stamp, self.slots, 0, self.extents, self.names)
+        return (body + _CRC.pack(zlib.crc32(body))).ljust(HEADER_SIZE, b"\0")
+
+    @classmethod
+    def unpack(cls, table: bytes | mmap.mmap) -> Header:
+        """Read and check; raises StaleTable."""
+        if len(table) < HEADER_SIZE:
+            raise StaleTable("the member table is shorter than its header")
+        magic, version, count, inode, size, mtime_ns, slots, _, extents, names = HEADER.unpack_from(table)
+        if magic != MAGIC or version != VERSION:
+            raise StaleTable(f"the member table has format {magic!r} {version}, not {MAGIC!r} {VERSION}")
+        header = cls(count, inode, size, mtime_ns, slots, extents, names)
+        if table[: HEADER.size + _CRC.size] != header.pack()[: HEADER.size + _CRC.size]:
+            raise StaleTable("the header of the member table is damaged")
+        if header.sections[3] != len(table) or slots <= count or slots & (slots - 1):
+            raise StaleTable("the member table does not have the length that its header says")
+        return header
+
+
+def encode(name: str) -> bytes:
+    """A member's name as the table holds it; names that are not UTF-8 keep their bytes."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def decode(name: bytes) -> str:
+    """The reverse of `encode`."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def slots_for(count: int) -> int:
+    """How many slots the index of so many members has: at most half of them are taken."""
+    return 1 << max(3, (2 * count - 1).bit_length())
+
+
+class Table:
+    """A mapped table. Raises StaleTable when it does not fit the shard behind `fd`."""
+
+    def __init__(self, fd: int, table_path: str | os.PathLike[str]) -> None:
+        self.map = _map_table(table_path)
+        self.header = header = Header.unpack(self.map)
+        shard = os.fstat(fd)
+        if (shard.st_ino, shard.st_size, shard.st_mtime_ns) != (header.inode, header.size, header.mtime_ns):
+            raise StaleTable("the member table belongs to another version of the shard")
+        slots, self.extents_at, self.names_at, _ = header.sections
+        self.count = header.members
+        self.slots = memoryview(self.map)[slots : self.extents_at].cast("I")
+        self.slot_count = header.slots
+
+    def entry(self, index: int) -> tuple[int, ...]:
+        """The entry at an index that is known to be in range."""
+        return ENTRY.unpack_from(self.map, HEADER_SIZE + ENTRY.size * index)
+
+    def name(self, index: int) -> str:
+        """The name at an index that is known to be in range."""
+        entry = self.entry(index)
+        at = self.names_at + entry[3]
+        return self.map[at : at + entry[6]].decode("utf-8", "surrogateescape")
+
+    def find(self, name: str) -> int:
+        """Index of the member of that name, -1 when there is none."""
+        try:
+            key = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return -1
+        slots, mask, length, table = self.slots, self.slot_count - 1, len(key), self.map
+        first = zlib.crc32(key)
+        for probe in range(first, first + mask):
+            slot = slots[probe & mask]
+            if not slot:
+                return -1
+            if slot > self.count:
+                break
+            entry = ENTRY.unpack_from(table, HEADER_SIZE - ENTRY.size + ENTRY.size * slot)
+            if entry[6] == length:
+                at = self.names_at + entry[3]
+                if table[at : at + length] == key:
+                    return slot - 1
+        raise StaleTable("the index of the member table is damaged")
+
+    def extents(self, first: int, count: int) -> list[tuple[int, ...]]:
+        """The pieces of a sparse member."""
+        if first + count > self.header.extents:
+            raise StaleTable("the extents of the member table are damaged")
+        at = self.extents_at + EXTENT.size * first
+        return [EXTENT.unpack_from(self.map, at + EXTENT.size * n) for n in range(count)]
+
+    def close(self) -> None:
+        """Give the mapping back; names handed out are copies."""
+        self.slots.release()
+        close_map(self.map)
+
+
+def _map_table(path: str | os.PathLike[str]) -> mmap.mmap:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StaleTable(f"the member table cannot be opened: {os.strerror(error.errno or 0)}") from error
+    try:
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    except (ValueError, OSError) as error:  # an empty file cannot be mapped
+        raise StaleTable(f"the member table cannot be mapped: {error}") from error
+    finally:
+        os.close(fd)
+
+
+def close_map(mapping: mmap.mmap) -> None:
+    """Unmap now, or leave it to the last view: a view that is still out keeps its memory and its bytes."""
+    # By design: closing a shard must never fail because a tensor still looks at it. The views hold the mapping, and
+    # the mapping goes with the last of them.
+    with contextlib.suppress(BufferError):
+        mapping.close()
+
+
+class Members(Sequence[str]):
+    """Names of the members in archive order; a name is decoded when it is looked at."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.count
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._table.name(n) for n in range(*index.indices(len(self)))]
+        return self._table.name(position(operator.index(index), len(self)))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._table.name, range(len(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._table.find(name) >= 0
+
+    def index(self, name: Any, start: int = 0, stop: int | None = None) -> int:
+        """Position of the name; raises ValueError where it is not between start and stop, as lists do."""
+        found = self._table.find(name) if isinstance(name, str) else -1
+        if found < 0 or found not in range(*slice(start, stop).indices(len(self))):
+            raise ValueError(f"{name!r} is not a member")
+        return found
+
+    def count(self, name: object) -> int:
+        """1 or 0: no name is there twice."""
+        return int(name in self)
+
+    def __repr__(self) -> str:
+        return f"<Members: {len(self)} names>"
+
+
+def position(index: int, count: int) -> int:
+    """An index as lists take it, negative ones from the end; raises IndexError."""
+    found = index + count if index < 0 else index
+    if not 0 <= found < count:
+        raise IndexError(f"member {index} of {count}")
+    return found
