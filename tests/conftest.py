@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import uvloop
 from blockbuster import BlockBuster, BlockBusterFunction
+from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase, InMemoryExampleDatabase
 
 PROJECT = Path(__file__).resolve().parent.parent
 IN_CI = bool(os.environ.get("CACHEDAEMON_CI"))
@@ -26,6 +28,18 @@ BY_DESIGN = "not here by design"
 
 MARK = "TESTS_OF_CACHEDAEMON_RUN"
 """Environment variable that every process below this one inherits; no `CACHEDAEMON_` name, since those get cleaned."""
+
+# No deadline: how long an example takes says more about the machine's other work. CI takes the same examples each time;
+# elsewhere new ones are tried, and failures kept where this user may write.
+if IN_CI:
+    settings.register_profile("tests", deadline=None, derandomize=True)
+elif os.access(PROJECT, os.W_OK):
+    settings.register_profile(
+        "tests", deadline=None, database=DirectoryBasedExampleDatabase(PROJECT / ".hypothesis/examples")
+    )
+else:
+    settings.register_profile("tests", deadline=None, database=InMemoryExampleDatabase())
+settings.load_profile("tests")
 
 
 # --- skips -------------------------------------------------------------------------------------------------------
