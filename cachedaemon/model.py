@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 BLOCK = 4096
 """Bytes of a file system block, the unit of reservations."""
@@ -36,6 +36,34 @@ class Need(NamedTuple):
     inodes: int = 1
 
 
+class Share(Protocol):
+    """A part of the file system that is left to others."""
+
+    def of(self, total_bytes: int) -> int:
+        """Bytes of a file system of `total_bytes`."""
+
+    def of_inodes(self, total_inodes: int, total_bytes: int) -> int:
+        """Inodes likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The limits of the cache; 0: none."""
+
+    max_shards: int
+    max_bytes: int
+    min_free: Share
+
+
+class Disk(NamedTuple):
+    """What `statvfs` says, in bytes and inodes. A file system without a count of inodes says 0."""
+
+    total: int
+    free: int
+    inodes: int
+    free_inodes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Validators:
     """What the origin says of the version that was read."""
@@ -54,6 +82,8 @@ class Meta:
     digest: str
     blocks: int
     """Allocated bytes of the shard, as `du` counts them."""
+    inodes: int
+    """Inodes of the shard, its meta file and member table."""
     fetched: float
     """Unix seconds."""
     validators: Validators = field(default_factory=Validators)

@@ -83,3 +83,8 @@ def hold_plan(path: str) -> int:
         held.add(descriptor)
     flock(descriptor, _SHARED)
     return descriptor
+
+
+def let_go(descriptor: int) -> None:
+    """Give up the lock, keep the descriptor."""
+    flock(descriptor, LOCK_UN)

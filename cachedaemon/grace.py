@@ -1,0 +1,80 @@
+"""The daemon's own leases, between an answer and the reader's lock.
+
+One descriptor a shard, counted by promises: each answer to `acquire` is one. A promise ends when the reader says that it
+has its lock (a touch on the same connection), when its time is up, or when its answer could not be written. The last one
+gives the lease back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cachedaemon.model import Ref
+from cachedaemon.store import Held
+
+
+@dataclass(eq=False, slots=True)
+class Promise:
+    """One answer's hold on a shard."""
+
+    ref: Ref
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Hold:
+    held: Held
+    promises: set[Promise] = field(default_factory=set)
+
+
+class Grace:
+    """All promises. `seconds` can change at run time; `let_go` gives a lease back, in the background."""
+
+    def __init__(self, seconds: float, let_go: Callable[[Held], None]) -> None:
+        self.seconds = seconds
+        self._let_go = let_go
+        self._holds: dict[Ref, _Hold] = {}
+
+    def held(self, ref: Ref) -> Held | None:
+        """The daemon's own lease on a shard, while it has one."""
+        hold = self._holds.get(ref)
+        return hold.held if hold else None
+
+    def promise(self, ref: Ref, held: Held) -> Promise:
+        """Keep `held` for one answer. A shard has one lease, the first: a second one is given back."""
+        hold = self._holds.get(ref)
+        if hold is None:
+            hold = self._holds[ref] = _Hold(held)
+        elif hold.held is not held:
+            self._let_go(held)
+        promise = Promise(ref)
+        hold.promises.add(promise)
+        return promise
+
+    def start(self, promise: Promise) -> None:
+        """The answer goes out: its time runs."""
+        promise.timer = asyncio.get_running_loop().call_later(self.seconds, self.end, promise)
+
+    def end(self, promise: Promise) -> None:
+        """The reader has its own lease, or never will."""
+        if promise.timer is not None:
+            promise.timer.cancel()
+            promise.timer = None
+        hold = self._holds.get(promise.ref)
+        if hold is not None and promise in hold.promises:
+            hold.promises.discard(promise)
+            if not hold.promises:
+                del self._holds[promise.ref]
+                self._let_go(hold.held)
+
+    def drop(self, ref: Ref) -> Held | None:
+        """Take the lease away from all promises of a shard; the caller gives it back."""
+        hold = self._holds.pop(ref, None)
+        if hold is None:
+            return None
+        for promise in hold.promises:
+            if promise.timer is not None:
+                promise.timer.cancel()
+        return hold.held

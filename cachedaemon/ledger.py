@@ -1,0 +1,431 @@
+"""What is published, reserved and leaving: the one index of the cache. Pure: no clock, no disk, no await.
+
+Not thread-safe: the cache owns it, on the loop. Every method decides at once and returns what is to be done on the disk;
+whoever does it reports the outcome here. Every shard is counted in exactly one of `ready` (published or suspect),
+`flights` (reserved), `leaving` (chosen to go, not renamed yet) and `trash` (renamed, its bytes not free yet), so that no
+reservation can pass the caps in between.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from cachedaemon.model import Caps, Disk, Need, Ref, Stamp
+from cachedaemon.policy import Recency
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A published shard, or a suspect one that has still to prove its digest."""
+
+    ref: Ref
+    name: str
+    stamp: Stamp
+    size: int
+    blocks: int
+    inodes: int
+    used: float
+    ticket: int = -1
+    unread_of: str | None = None
+    """The prefetch job that brought it, as long as nobody has read it."""
+    suspect: bool = False
+    busy: bool = False
+    """A reader held it when it was last tried; tried again after `recheck`."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A shard on its way, and how many wait for it."""
+
+    ref: Ref
+    order: int
+    """Place in the order of asking."""
+    demand: bool
+    job: str | None = None
+    waiters: int = 0
+    ended: bool = False
+    """Nobody can join any more."""
+    room: Need = field(default_factory=lambda: Need(0, 0))
+    slot: bool = False
+    """Whether it counts as a shard against `max_shards`."""
+    growing: bool = False
+    """Its size is not known beforehand."""
+    written: int = 0
+    """Bytes of its room that are on the disk already."""
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Demand before prefetch, then the order of asking."""
+        return (not self.demand, self.order)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The room is reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """These have left the index and must be moved to trash; ask again when room has come back (perhaps none must go)."""
+
+    victims: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotNow:
+    """Nothing can go at present: ask again when something has changed."""
+
+    leased: int
+    flying: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """The source's transfers hold half of the cap and another source waits: let that one go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Displaces:
+    """Room could come only from what the same prefetch brought and nobody has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """It does not fit, whatever goes: wanted bytes and the limit's name and size."""
+
+    wanted: int
+    limit: str
+    allowed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull:
+    """Others have filled the file system, and nothing of ours is left that could go."""
+
+    wanted: int
+    free: int
+    kept: int
+
+
+Verdict = Granted | Evict | NotNow | Yield | Displaces | Never | DiskFull
+
+
+@dataclass(slots=True)
+class _Short:
+    shards: int
+    bytes: int
+    inodes: int
+
+    @property
+    def any(self) -> bool:
+        return self.shards > 0 or self.bytes > 0 or self.inodes > 0
+
+    def take(self, entry: Entry) -> None:
+        self.shards -= 1
+        self.bytes -= entry.blocks
+        self.inodes -= entry.inodes
+
+
+class Ledger:
+    """The index. See the module for what counts where."""
+
+    def __init__(self, caps: Caps) -> None:
+        self.caps = caps
+        self.flights: dict[Ref, Flight] = {}
+        self.per_source: dict[str, list[int]] = {}
+        """Shards and bytes of each source that are published."""
+        self._ready: dict[Ref, Entry] = {}
+        self._recency: Recency[Entry] = Recency()
+        self._leaving: set[Entry] = set()
+        self._sorted: list[Ref] | None = None
+        self._orders = 0
+        self._bytes = 0
+        self._trash = Need(0, 0)
+
+    # ---- what is here
+
+    def __len__(self) -> int:
+        """Published and suspect shards."""
+        return len(self._ready)
+
+    @property
+    def bytes(self) -> int:
+        """Allocated bytes: published, leaving and in trash; reservations are not counted."""
+        return self._bytes + sum(entry.blocks for entry in self._leaving) + self._trash.bytes
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that flights have reserved."""
+        return sum(flight.room.bytes for flight in self.flights.values())
+
+    @property
+    def leased(self) -> int:
+        """Shards that a reader held when they were last tried."""
+        return sum(entry.busy for entry in self._ready.values())
+
+    def get(self, ref: Ref) -> Entry | None:
+        """The shard, if it is published or suspect."""
+        return self._ready.get(ref)
+
+    def entries(self) -> Iterator[Entry]:
+        """All, in no order."""
+        return iter(self._ready.values())
+
+    def page(self, source: str | None, prefix: str, after: Ref | None, limit: int) -> list[Entry]:
+        """Shards in the order of source and key, after a place."""
+        if self._sorted is None:
+            self._sorted = sorted(self._ready)
+        start = bisect.bisect_right(self._sorted, after) if after else 0
+        start = max(start, bisect.bisect_left(self._sorted, Ref(source, prefix)) if source else 0)
+        found: list[Entry] = []
+        for ref in self._sorted[start:]:
+            if len(found) >= limit or (source is not None and ref.source != source):
+                break
+            if ref.key.startswith(prefix):
+                found.append(self._ready[ref])
+            elif source is not None:
+                break
+        return found
+
+    def add(self, entry: Entry) -> None:
+        """A shard is published (or was found at start)."""
+        self._ready[entry.ref] = entry
+        self._recency.add(entry)
+        self._sorted = None
+        self._count(entry, 1)
+
+    def remove(self, entry: Entry) -> None:
+        """A shard is gone from the disk, by somebody else's hand."""
+        if self._ready.get(entry.ref) is entry:
+            del self._ready[entry.ref]
+            self._recency.discard(entry)
+            self._sorted = None
+            self._count(entry, -1)
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        totals = self.per_source.setdefault(entry.ref.source, [0, 0])
+        totals[0] += sign
+        totals[1] += sign * entry.blocks
+        self._bytes += sign * entry.blocks
+
+    def touch(self, entry: Entry, used: float) -> None:
+        """A shard was used at that time."""
+        entry.used = max(entry.used, used)
+        entry.unread_of = None
+
+    # ---- flights
+
+    def join(self, ref: Ref, *, job: str | None = None) -> tuple[Flight, bool]:
+        """Wait for a shard: its flight, and whether it is new. The waiter is counted before it waits.
+
+        A demand that joins a prefetch turns it into a demand, in the place of its own asking.
+        """
+        self._orders += 1
+        demand = job is None
+        flight = self.flights.get(ref)
+        new = flight is None
+        if flight is None:
+            flight = self.flights[ref] = Flight(ref, self._orders, demand, job)
+        elif demand and not flight.demand:
+            flight.demand, flight.order = True, self._orders
+        flight.waiters += 1
+        return flight, new
+
+    def leave(self, flight: Flight) -> bool:
+        """A waiter goes; whether it was the last."""
+        flight.waiters -= 1
+        return flight.waiters == 0
+
+    def land(self, flight: Flight) -> None:
+        """The flight is over, one way or the other: its reservation is given back."""
+        flight.ended = True
+        if self.flights.get(flight.ref) is flight:
+            del self.flights[flight.ref]
+
+    def release(self, flight: Flight) -> None:
+        """The flight starts anew: its reservation is given back, its place in the order stays."""
+        flight.room, flight.slot, flight.growing, flight.written = Need(0, 0), False, False, 0
+
+    def commit(self, flight: Flight, entry: Entry) -> None:
+        """The flight's shard is published."""
+        entry.unread_of = None if flight.demand else flight.job
+        self.land(flight)
+        self.add(entry)
+
+    # ---- room
+
+    def reserve(self, flight: Flight, need: Need, disk: Disk, *, rivals: bool = False) -> Verdict:
+        """Reserve room for a flight: `need` in all, on top of nothing or of what it has. `rivals`: another source waits."""
+        if refused := self._never(need, disk):
+            return refused
+        short = self._short(flight, need, disk)
+        if not short.any:
+            if rivals and self._over_half(flight, need):
+                return Yield()
+            flight.room, flight.slot = need, True
+            return Granted()
+        return self._make_room(flight, short, disk)
+
+    def _never(self, need: Need, disk: Disk) -> Never | None:
+        if self.caps.max_bytes and need.bytes > self.caps.max_bytes:
+            return Never(need.bytes, "cache.max_bytes", self.caps.max_bytes)
+        usable = disk.total - self.caps.min_free.of(disk.total)
+        if need.bytes > usable:
+            return Never(need.bytes, "the file system less cache.min_free", usable)
+        return None
+
+    def _short(self, flight: Flight, need: Need, disk: Disk) -> _Short:
+        """What is missing, before anything goes; negative where there is room to spare."""
+        flights = self.flights.values()
+        more, nodes = need.bytes - flight.room.bytes, need.inodes - flight.room.inodes
+        caps = self.caps
+        shards = -1
+        if caps.max_shards:
+            used = len(self._ready) + len(self._leaving) + sum(other.slot for other in flights)
+            shards = used + (not flight.slot) - caps.max_shards
+        pending = sum(max(0, other.room.bytes - other.written) for other in flights)
+        room = pending + more - (disk.free - caps.min_free.of(disk.total))
+        if caps.max_bytes:
+            room = max(room, self.bytes + self.reserved + more - caps.max_bytes)
+        inodes = -1
+        if disk.inodes:
+            kept = caps.min_free.of_inodes(disk.inodes, disk.total)
+            inodes = nodes + sum(other.room.inodes for other in flights) - (disk.free_inodes - kept)
+        return _Short(shards, room, inodes)
+
+    def _make_room(self, flight: Flight, short: _Short, disk: Disk) -> Verdict:
+        coming = bool(self._leaving) or self._trash.bytes > 0 or self._trash.inodes > 0
+        if short.bytes > self.bytes + self.reserved - flight.room.bytes:
+            return DiskFull(short.bytes, disk.free, self.caps.min_free.of(disk.total))
+        for entry in self._leaving:
+            short.take(entry)
+        short.bytes -= self._trash.bytes
+        short.inodes -= self._trash.inodes
+        if not short.any:
+            return Evict(())
+        victims, own = self._victims(flight, short)
+        if short.any and (not flight.demand or not victims):
+            for entry in victims:
+                self.put_back(entry)
+            return self._nothing_goes(flight, short, disk, own=own, coming=coming)
+        return Evict(tuple(victims))
+
+    def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool, coming: bool) -> Verdict:
+        if coming:
+            return Evict(())
+        if own and not flight.demand:
+            return Displaces()
+        flying = sum(other.slot for other in self.flights.values() if other is not flight)
+        if not self._ready and not flying and short.shards <= 0:
+            return DiskFull(short.bytes, disk.free, self.caps.min_free.of(disk.total))
+        return NotNow(self.leased, flying)
+
+    def _victims(self, flight: Flight, short: _Short) -> tuple[list[Entry], bool]:
+        """Entries that have left the index, enough or all that can go; and whether the flight's own job kept some."""
+        victims: list[Entry] = []
+        own = False
+        if not short.any:
+            return victims, own
+        for entry in self._recency.oldest_first():
+            if flight.job is not None and not flight.demand and entry.unread_of == flight.job:
+                own = True
+            elif not entry.busy and entry.ref not in self.flights:
+                self._leave(entry)
+                victims.append(entry)
+                short.take(entry)
+                if not short.any:
+                    break
+        return victims, own
+
+    def _over_half(self, flight: Flight, need: Need) -> bool:
+        others = [o for o in self.flights.values() if o.slot and o.ref.source == flight.ref.source and o is not flight]
+        if not others:
+            return False
+        caps = self.caps
+        shards = bool(caps.max_shards) and len(others) + 1 > max(1, caps.max_shards // 2)
+        room = sum(other.room.bytes for other in others) + need.bytes
+        return shards or (bool(caps.max_bytes) and room > caps.max_bytes // 2)
+
+    def to_stop(self, flight: Flight) -> Flight | None:
+        """Which transfer to stop for a flight that finds nothing to evict; None: it waits.
+
+        For one that grows, the youngest other that grows; else the youngest of a source that holds over half of the cap.
+        """
+        holding = [o for o in self.flights.values() if o.slot and o is not flight and not o.ended]
+        if flight.slot:
+            stoppable = [o for o in holding if o.growing and o.rank > flight.rank]
+        else:
+            stoppable = [o for o in holding if o.ref.source != flight.ref.source and self._hogs(o.ref.source, holding)]
+        return max(stoppable, key=lambda o: o.rank, default=None)
+
+    def _hogs(self, source: str, holding: list[Flight]) -> bool:
+        mine = [o for o in holding if o.ref.source == source]
+        caps = self.caps
+        if len(mine) <= 1:
+            return False
+        shards = bool(caps.max_shards) and len(mine) > max(1, caps.max_shards // 2)
+        return shards or (bool(caps.max_bytes) and sum(o.room.bytes for o in mine) > caps.max_bytes // 2)
+
+    # ---- going
+
+    def surplus(self) -> tuple[Entry, ...]:
+        """What must go because a cap was lowered, and is not known to be leased."""
+        caps = self.caps
+        flying = sum(flight.slot for flight in self.flights.values())
+        shards = len(self._ready) + len(self._leaving) + flying - caps.max_shards if caps.max_shards else -1
+        room = self._bytes + self.reserved - caps.max_bytes if caps.max_bytes else -1
+        short = _Short(shards - len(self._leaving), room, -1)
+        nobody = Flight(Ref("", ""), 0, demand=True)
+        return tuple(self._victims(nobody, short)[0])
+
+    def is_over(self) -> bool:
+        """Whether the caps are passed by what is here (they were lowered, and readers hold it)."""
+        caps = self.caps
+        flying = sum(flight.slot for flight in self.flights.values())
+        shards = bool(caps.max_shards) and len(self._ready) + flying > caps.max_shards
+        return shards or (bool(caps.max_bytes) and self._bytes + self.reserved > caps.max_bytes)
+
+    def take_out(self, entry: Entry) -> None:
+        """A shard is chosen to go by name."""
+        if self._ready.get(entry.ref) is entry:
+            self._leave(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        self.remove(entry)
+        self._leaving.add(entry)
+
+    def put_back(self, entry: Entry, *, busy: bool = False) -> None:
+        """A shard that was to go stays: somebody holds it, or it was not needed."""
+        if entry in self._leaving:
+            self._leaving.discard(entry)
+            entry.busy = busy
+            self.add(entry)
+
+    def trashed(self, entry: Entry) -> None:
+        """A shard was renamed to trash: it counts as a shard no more, its bytes until `deleted`."""
+        self._leaving.discard(entry)
+        self._trash = Need(self._trash.bytes + entry.blocks, self._trash.inodes + entry.inodes)
+
+    def vanished(self, entry: Entry) -> None:
+        """A shard that was to go was not there."""
+        self._leaving.discard(entry)
+
+    def deleted(self, gone: Need) -> None:
+        """Room in trash is free again."""
+        self._trash = Need(max(0, self._trash.bytes - gone.bytes), max(0, self._trash.inodes - gone.inodes))
+
+    def recheck(self) -> None:
+        """What was leased may be free by now."""
+        for entry in self._ready.values():
+            entry.busy = False
+
+    def clear(self) -> Iterable[Entry]:
+        """The cache directory was removed: nothing is here any more."""
+        gone = list(self._ready.values())
+        for entry in gone:
+            self.remove(entry)
+        self._leaving.clear()
+        self._trash = Need(0, 0)
+        return gone

@@ -1,0 +1,248 @@
+"""Any web server (RFC 9110). The object is what the server calls the identity form: content codings are taken off.
+
+No probe comes first: a GET says all that a HEAD can, and servers lie in a HEAD more often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import ssl
+import time
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from urllib.parse import quote, urljoin, urlsplit
+
+import aiohttp
+from yarl import URL
+
+from cachedaemon.config import Fetch, Source
+from cachedaemon.errors import BadRequest, CacheDaemonError, Cut, Missing, OriginRefused, OriginUnavailable
+from cachedaemon.metrics import Metrics
+from cachedaemon.model import Ref, Validators
+from cachedaemon.origins.base import KEY, PIECE, Piece, refuse_dots
+
+REDIRECTS = 10
+AGENT = "cachedaemon"
+_SEGMENT = "/!$&'()*+,;=:@-._~"
+"""What a key keeps of itself: everything a path may carry (RFC 3986, pchar and the slash)."""
+_MISSING = frozenset({404, 410})
+_UNAVAILABLE = frozenset({408, 409, 421, 423, 425, 429})
+_MOVED = frozenset({301, 302, 303, 307, 308})
+LONGEST_WAIT = 300.0
+"""Seconds that a `Retry-After` is believed at the most."""
+
+
+class HttpOrigin:
+    """Objects under a URL prefix."""
+
+    def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> None:
+        self._name = name
+        self._url = source.url
+        self._headers = source.headers
+        self._proxy = source.proxy
+        self._tls = _tls(source)
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=fetch.connect_timeout or None, sock_read=fetch.stall_timeout or None
+        )
+        self._metrics = metrics
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def open(self, key: str) -> AsyncIterator[HttpStream]:
+        """A GET of the key's URL."""
+        refuse_dots(self._name, key)
+        ref = Ref(self._name, key)
+        try:
+            response = await self._get(ref, self._target(key))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as cause:
+            raise _unreachable(cause, ref) from cause
+        try:
+            yield HttpStream(ref, response)
+        finally:
+            response.close() if not response.content.at_eof() else response.release()
+
+    def _target(self, key: str) -> str:
+        part = quote(key, safe=_SEGMENT)
+        return self._url.replace(KEY, part) if KEY in self._url else self._url + part
+
+    async def _get(self, ref: Ref, url: str) -> aiohttp.ClientResponse:
+        """The answer with the object, after redirects; no configured header goes to another host."""
+        headers = await self._own_headers()
+        first = urlsplit(url)
+        for _ in range(REDIRECTS + 1):
+            here = urlsplit(url)
+            own = headers if (here.scheme, here.netloc) == (first.scheme, first.netloc) else {}
+            response = await self._ask(url, own)
+            location = response.headers.get("Location")
+            if response.status not in _MOVED or location is None:
+                return _checked(ref, response)
+            response.close()
+            url = urljoin(url, location)
+        raise OriginRefused(f"{ref}: the origin redirects over {REDIRECTS} times")
+
+    async def _ask(self, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        session = self._session = self._session or self._open_session()
+        status = "failed"
+        try:
+            response = await session.get(
+                URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=self._proxy, ssl=self._tls
+            )
+            status = str(response.status)
+        finally:
+            self._metrics.origin_requests.labels(self._name, status).inc()
+        return response
+
+    async def _own_headers(self) -> dict[str, str]:
+        """Configured headers; a secret's file is read in a thread."""
+        if not self._headers:
+            return {}
+        return await asyncio.to_thread(lambda: {name: secret.value() for name, secret in self._headers.items()})
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, use_dns_cache=True),
+            timeout=self._timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
+            read_bufsize=PIECE,
+            requote_redirect_url=False,
+        )
+
+    async def keys(self) -> list[str]:
+        """A web server has no list of its objects."""
+        raise BadRequest(f"{self._name}: an http source cannot list its keys; name them")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def _tls(source: Source) -> ssl.SSLContext | bool:
+    if source.insecure:
+        return False
+    return ssl.create_default_context(cafile=str(source.ca)) if source.ca else True
+
+
+def _unreachable(cause: Exception, ref: Ref) -> CacheDaemonError:
+    """A request that got no answer."""
+    if isinstance(cause, CacheDaemonError):
+        return cause
+    if isinstance(cause, aiohttp.InvalidURL | ValueError):
+        return OriginRefused(f"{ref}: the URL cannot be requested ({type(cause).__name__})")
+    if isinstance(cause, aiohttp.ClientConnectorCertificateError):
+        return OriginRefused(f"{ref}: the origin's certificate is not trusted: {cause.certificate_error}")
+    return OriginUnavailable(f"{ref}: {_said(cause)}")
+
+
+def _said(cause: Exception) -> str:
+    """What happened, without the URL, which may be signed."""
+    if isinstance(cause, aiohttp.ServerTimeoutError | TimeoutError):
+        return "the origin does not answer in time"
+    if isinstance(cause, aiohttp.ServerDisconnectedError):
+        return "the origin closed the connection without an answer"
+    if isinstance(cause, aiohttp.ClientConnectorError):
+        return f"the origin cannot be reached: {cause.os_error.strerror or 'no connection'}"
+    return f"the connection to the origin failed ({type(cause).__name__})"
+
+
+def _checked(ref: Ref, response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
+    if response.status == 200:  # noqa: PLR2004
+        return response
+    response.close()
+    raise _refusal(ref, response.status, response.headers)
+
+
+def _refusal(ref: Ref, status: int, headers: Mapping[str, str]) -> CacheDaemonError:
+    said = f"{ref}: the origin answered {status}"
+    if status in _MISSING:
+        return Missing(said)
+    if status >= 500 or status in _UNAVAILABLE or status < 400:  # noqa: PLR2004
+        return OriginUnavailable(said, retry_after=retry_after(headers.get("Retry-After")))
+    return OriginRefused(said)
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds that a `Retry-After` asks for (RFC 9110, 10.2.3): a number or a date; None for what is neither."""
+    if value is None:
+        return None
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value), LONGEST_WAIT)
+    try:
+        at = email.utils.parsedate_to_datetime(value).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(0.0, at - time.time()), LONGEST_WAIT)
+
+
+class HttpStream:
+    """The body of one answer."""
+
+    def __init__(self, ref: Ref, response: aiohttp.ClientResponse) -> None:
+        self._ref = ref
+        self._response = response
+        self._coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if self._coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            response.close()
+            raise OriginRefused(f"{ref}: the origin sends the content coding {self._coding!r}, which nobody asked for")
+        self._length = response.content_length
+        self.size = None if self._decoded else self._length
+        etag = response.headers.get("ETag")
+        self.validators = Validators(etag=etag, modified=response.headers.get("Last-Modified"))
+
+    @property
+    def _decoded(self) -> bool:
+        return self._coding not in ("", "identity")
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """The object's bytes."""
+        decoder = zlib.decompressobj(zlib.MAX_WBITS | 32) if self._decoded else None
+        async for batch in self._batches():
+            if decoder is None:
+                yield batch
+                continue
+            for piece in batch:
+                for plain in self._plain(decoder, piece):
+                    yield [plain]
+        if decoder is not None and not decoder.eof:
+            raise Cut(f"{self._ref}: the {self._coding} coding of the body ends early")
+
+    def _plain(self, decoder: zlib._Decompress, piece: Piece) -> list[bytes]:
+        """What a piece decodes to, never much at once."""
+        plain = []
+        try:
+            data = decoder.decompress(piece, PIECE)
+            while data or decoder.unconsumed_tail:
+                plain.append(data)
+                data = decoder.decompress(decoder.unconsumed_tail, PIECE)
+        except zlib.error as cause:
+            raise Cut(f"{self._ref}: the {self._coding} coding of the body is damaged") from cause
+        return plain
+
+    async def _batches(self) -> AsyncIterator[list[Piece]]:
+        """What has come, gathered to about a MiB."""
+        content, total = self._response.content, 0
+        batch: list[Piece] = []
+        size = 0
+        try:
+            while chunk := await content.readany():
+                batch.append(chunk)
+                size += len(chunk)
+                total += len(chunk)
+                if size >= PIECE:
+                    yield batch
+                    batch, size = [], 0
+        except (aiohttp.ClientError, TimeoutError, OSError) as cause:
+            raise self._cut(cause, total) from cause
+        if batch:
+            yield batch
+        if self._length is not None and total != self._length:
+            raise Cut(f"{self._ref}: got {total} of {self._length} bytes")
+
+    def _cut(self, cause: Exception, total: int) -> Cut:
+        expected = "an unknown number of" if self._length is None else self._length
+        return Cut(f"{self._ref}: got {total} of {expected} bytes: {_said(cause)}")

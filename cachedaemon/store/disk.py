@@ -1,0 +1,343 @@
+"""Single steps on the disk: stage, seal, publish, hold, evict, delete. All of them block; none runs on the loop.
+
+`publish`, `hold`, `evict` and `probe` of one cache run in one thread, so that none meets another half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xxhash
+
+from cachedaemon.errors import NoSpace
+from cachedaemon.model import Disk, Meta, Need, Stamp, Validators
+from cachedaemon.store.layout import Modes
+from cachedaemon_client import lease
+
+DIGEST = "xxh3-128:"
+_READ = 1 << 20
+
+
+def stamp_of(seen: os.stat_result) -> Stamp:
+    """The identity of what `stat` saw."""
+    return Stamp(seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+
+
+def disk_error(cause: OSError, what: str) -> NoSpace:
+    """A failure of the cache's own disk, as the reader is told it."""
+    return NoSpace(f"{what}: the cache's disk failed: {cause.strerror or cause} ({errno.errorcode.get(cause.errno or 0)})")
+
+
+def usage(root: str) -> Disk:
+    """Room on the file system of the cache."""
+    seen = os.statvfs(root)
+    unit = seen.f_frsize
+    return Disk(seen.f_blocks * unit, seen.f_bavail * unit, seen.f_files, seen.f_favail)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The daemon's own shared lock on a published shard."""
+
+    descriptor: int
+    stamp: Stamp
+
+    def close(self) -> None:
+        """Give it back."""
+        lease.give_back(self.descriptor)
+
+
+class Staged:
+    """A file in staging that grows; its digest and size are taken as it is written."""
+
+    def __init__(self, folder: str, number: int) -> None:
+        os.mkdir(folder, 0o700)
+        self.folder = folder
+        self.number = number
+        self.path = f"{folder}/data"
+        self.size = 0
+        self._hash = xxhash.xxh3_128()
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    @property
+    def digest(self) -> str:
+        """Of what was written so far."""
+        return DIGEST + self._hash.hexdigest()
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Append; OSError from the disk."""
+        for piece in pieces:
+            self._hash.update(piece)
+        total = sum(len(piece) for piece in pieces)
+        written = os.writev(self._descriptor, pieces)
+        if written < total:
+            rest = memoryview(b"".join(pieces))[written:]
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        self.size += total
+
+    def expect(self, size: int) -> None:
+        """Its size is known: writing below the end keeps xfs from allocating ahead, beyond what was reserved."""
+        os.ftruncate(self._descriptor, size)
+
+    def seal(self, modes: Modes, mtime_ns: int) -> os.stat_result:
+        """Give it the mode, group and stamp that it is published with."""
+        os.ftruncate(self._descriptor, self.size)
+        seal(self._descriptor, modes.file, modes.group, mtime_ns)
+        return os.fstat(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; it stays in staging."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def seal(descriptor: int, mode: int, group: int | None, mtime_ns: int) -> None:
+    """Set group, mode and mtime of an open file or folder. The group first: chown drops mode bits."""
+    if group is not None:
+        os.fchown(descriptor, -1, group)
+    os.fchmod(descriptor, mode)
+    os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+
+
+def seal_path(path: str, modes: Modes) -> None:
+    """Give a file beside the shards its mode and group."""
+    if modes.group is not None:
+        os.chown(path, -1, modes.group)
+    os.chmod(path, modes.file)
+
+
+def seal_folder(path: str, modes: Modes, mtime_ns: int) -> os.stat_result:
+    """The same for an unpacked folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        seal(descriptor, modes.folder, modes.group, mtime_ns)
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(staged: str, place: str, stamp: Stamp, aside: str) -> tuple[Held, Stamp]:
+    """Rename a sealed shard to its place, its shared lock held already; the lock, and what `stat` says from now on.
+
+    What stands in its place without being in the ledger goes aside: it would be served as the shard.
+    """
+    descriptor = os.open(staged, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if stamp_of(os.fstat(descriptor)) != stamp:
+            raise OSError(errno.ESTALE, "the staged file was changed by somebody else", staged)
+        lease.hold(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(place, aside)
+        os.rename(staged, place)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    after = stamp_of(os.fstat(descriptor))
+    return Held(descriptor, after), after
+
+
+def write_meta(meta: Meta, beside: str, modes: Modes, used: float | None = None, *, durable: bool = False) -> None:
+    """Write a meta file, to be renamed into place; its mtime is the last use (Unix seconds; None: now)."""
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, json.dumps(asdict(meta)).encode())
+        stamp = time.time_ns() if used is None else int(used * 1e9)
+        seal(descriptor, modes.file, modes.group, stamp)
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_meta(place: str) -> Meta | None:
+    """The meta file; None where there is none that can be read as one (after a power cut it may be empty)."""
+    try:
+        said = json.loads(Path(place).read_bytes())
+        return Meta(**{**said, "validators": Validators(**said["validators"])})
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def evict(place: str, stamp: Stamp, beside: Sequence[str], trash: str) -> None:
+    """Move a shard that nobody holds to trash, its meta and table with it. Raises `lease.Busy` or `lease.Gone`."""
+    descriptor, seen = lease.take_exclusive(place)
+    try:
+        if (seen.st_dev, seen.st_ino) != stamp[:2]:
+            raise lease.Gone(place)
+        os.rename(place, trash)
+        for path in beside:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    finally:
+        lease.give_back(descriptor)
+
+
+def discard(place: str, beside: Sequence[str], trash: str) -> bool:
+    """Move away what is damaged, whoever holds it; whether something was there."""
+    try:
+        os.rename(place, trash)
+        there = True
+    except FileNotFoundError:
+        there = False
+    for path in beside:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return there
+
+
+def is_leased(place: str, own: int | None) -> bool:
+    """Whether anybody but the daemon holds a lock. `own` is the daemon's own shared descriptor, if it has one.
+
+    The daemon's lock would hide the others', so it is given up for the moment of the look and taken again; only this
+    thread evicts, so nothing can go in between.
+    """
+    if own is not None:
+        lease.let_go(own)
+    try:
+        lease.give_back(lease.take_exclusive(place)[0])
+    except lease.Busy:
+        return True
+    except lease.Gone:
+        return False
+    finally:
+        if own is not None:
+            with contextlib.suppress(BlockingIOError):
+                lease.hold(own)
+    return False
+
+
+def delete(path: str) -> None:
+    """Remove a file or a whole folder, whatever its modes are and however deep it is."""
+    try:
+        seen = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(seen.st_mode):
+        os.unlink(path)
+        return
+    folders = [path]
+    for folder in folders:
+        folders.extend(_emptied(folder))
+    for folder in reversed(folders):
+        os.rmdir(folder)
+
+
+def _emptied(folder: str) -> list[str]:
+    """Unlink what is no folder; the folders that are left in it."""
+    os.chmod(folder, 0o700)
+    left = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                left.append(entry.path)
+            else:
+                os.unlink(entry.path)
+    return left
+
+
+def allocated(path: str) -> Need:
+    """Allocated bytes of the regular files of a tree, every inode once, and all its inodes."""
+    seen = os.lstat(path)
+    if not stat.S_ISDIR(seen.st_mode):
+        return Need(seen.st_blocks * 512 if stat.S_ISREG(seen.st_mode) else 0, 1)
+    known: set[int] = set()
+    total, count, folders = 0, 1, [path]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                count += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file(follow_symlinks=False) and entry.inode() not in known:
+                    known.add(entry.inode())
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return Need(total, count)
+
+
+def file_digest(path: str) -> str:
+    """Our own digest of a file: xxh3-128 (XXH3 specification, Y. Collet)."""
+    state = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_READ))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            state.update(buffer[:count])
+    return DIGEST + state.hexdigest()
+
+
+def sync_shard(path: str, stamp: Stamp) -> bool:
+    """Make a published shard and its name durable; False when it is not there any more. OSError when the disk fails."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        seen = os.fstat(descriptor)
+        if (seen.st_dev, seen.st_ino) != stamp[:2]:
+            return False
+        if stat.S_ISDIR(seen.st_mode):
+            _sync_file_system(descriptor)
+        else:
+            os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(os.path.dirname(path))
+    return True
+
+
+def _sync_file_system(descriptor: int) -> None:
+    """syncfs(2): one call for the thousands of files of an unpacked archive; reports write errors since Linux 5.8."""
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hold(place: str, stamp: Stamp) -> Held:
+    """Take the shared lock on a shard that is as the ledger says. Raises `lease.Busy` or `lease.Gone`."""
+    descriptor, seen = lease.take(place)
+    found = stamp_of(seen)
+    same = found[:2] == stamp[:2] if stat.S_ISDIR(seen.st_mode) else found == stamp
+    if not same:
+        lease.give_back(descriptor)
+        raise lease.Gone(place)
+    return Held(descriptor, found)
+
+
+def reap(trash: str) -> bool:
+    """Delete what was moved to trash; False while somebody reads in the folder (it was moved away from a reader)."""
+    try:
+        descriptor = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (NotADirectoryError, FileNotFoundError):
+        descriptor = -1
+    except PermissionError:
+        descriptor = -1
+    try:
+        if descriptor >= 0:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        delete(trash)
+    except BlockingIOError:
+        return False
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return True
