@@ -8,7 +8,7 @@ from array import array
 
 from cachedaemon.archives.catalog import Catalog
 from cachedaemon.archives.names import bad
-from cachedaemon_client.member_table import CRC_KNOWN, ENTRY, EXTENT, SPARSE, Header, slots_for
+from cachedaemon_client.member_table import CRC_KNOWN, ENTRY, EXTENT, HEADER_SIZE, SPARSE, Header, slots_for
 
 _PROBES_EACH = 64  # on average; names made to collide would take hours to place and to find
 _PROBES_FREE = 1 << 16
@@ -17,7 +17,10 @@ _PROBES_FREE = 1 << 16
 def build(catalog: Catalog, inode: int, size: int, mtime_ns: int) -> tuple[int, list[bytes]]:
     """How many members the table has, and its bytes in pieces."""
     named = list(catalog.readable())
-    entries, extents, at = bytearray(), bytearray(), 0
+    slots = _index([path for path, _ in named])
+    pieces = sum(len(entry.extents) for _, entry in named)
+    header = Header(len(named), inode, size, mtime_ns, len(slots), pieces, sum(len(path) for path, _ in named))
+    entries, extents, at = bytearray(), bytearray(), header.sections[2]
     for path, entry in named:
         offset = len(extents) // EXTENT.size if entry.method == SPARSE else entry.offset
         for extent in entry.extents:
@@ -26,8 +29,6 @@ def build(catalog: Catalog, inode: int, size: int, mtime_ns: int) -> tuple[int, 
         numbers = (offset, entry.stored, entry.size, at, crc, len(entry.extents), len(path), entry.method, flags)
         entries += ENTRY.pack(*numbers)
         at += len(path)
-    slots = _index([path for path, _ in named])
-    header = Header(len(named), inode, size, mtime_ns, len(slots), len(extents) // EXTENT.size, at)
     names = b"".join(path for path, _ in named)
     return len(named), [header.pack(), bytes(entries), slots.tobytes(), bytes(extents), names]
 
@@ -35,14 +36,14 @@ def build(catalog: Catalog, inode: int, size: int, mtime_ns: int) -> tuple[int, 
 def _index(names: list[bytes]) -> array[int]:
     slots = array("I", bytes(4 * slots_for(len(names))))
     mask, probes = len(slots) - 1, _PROBES_FREE + _PROBES_EACH * len(names)
-    for number, name in enumerate(names, 1):
+    for number, name in enumerate(names):
         at = zlib.crc32(name) & mask
         while slots[at]:
             at = (at + 1) & mask
             probes -= 1
         if probes < 0:
             raise bad("limit", name, "the names are made so that they cannot be told apart quickly")
-        slots[at] = number
+        slots[at] = HEADER_SIZE + ENTRY.size * number
     return slots
 
 

@@ -5,7 +5,8 @@ it never leaves its node::
 
     header   128 bytes: magic, version, stamp of the shard, counts, CRC of the header itself
     entries  `ENTRY` each, in archive order
-    slots    u32 each, a power of two: hash index by crc32 of the name, open addressing, 0 is free, else index + 1
+    slots    u32 each, a power of two: hash index by crc32 of the name, open addressing;
+             0 is free, else where the entry begins
     extents  `EXTENT` each: where the pieces of sparse members lie
     names    UTF-8 without separators
 
@@ -32,8 +33,10 @@ HEADER_SIZE = 128
 ENTRY = struct.Struct("=QQQQIIHBB4x")
 """Offset, stored length, size, name offset, CRC-32, extents, name length, method, flags.
 
-For a sparse member the offset is the index of its first extent.
+For a sparse member the offset is the index of its first extent. Names are found from the table's first byte.
 """
+unpack_hot = struct.Struct("=QQ8xQ8xHB5x").unpack_from
+"""Of an entry at its offset: offset, stored length, name offset, name length, method."""
 EXTENT = struct.Struct("=QQQ")
 """Offset in the member, offset in the shard, length."""
 
@@ -113,7 +116,7 @@ class Table:
         shard = os.fstat(fd)
         if (shard.st_ino, shard.st_size, shard.st_mtime_ns) != (header.inode, header.size, header.mtime_ns):
             raise StaleTable("the member table belongs to another version of the shard")
-        slots, self.extents_at, self.names_at, _ = header.sections
+        slots, self.extents_at, _, _ = header.sections
         self.count = header.members
         self.slots = memoryview(self.map)[slots : self.extents_at].cast("I")
         self.slot_count = header.slots
@@ -125,13 +128,12 @@ class Table:
     def name(self, index: int) -> str:
         """The name at an index that is known to be in range."""
         entry = self.entry(index)
-        at = self.names_at + entry[3]
-        return self.map[at : at + entry[6]].decode("utf-8", "surrogateescape")
+        return decode(self.map[entry[3] : entry[3] + entry[6]])
 
     def find(self, name: str) -> int:
         """Index of the member of that name, -1 when there is none."""
         try:
-            key = name.encode("utf-8", "surrogateescape")
+            key = encode(name)
         except UnicodeEncodeError:
             return -1
         slots, mask, length, table = self.slots, self.slot_count - 1, len(key), self.map
@@ -140,13 +142,12 @@ class Table:
             slot = slots[probe & mask]
             if not slot:
                 return -1
-            if slot > self.count:
+            index, odd = divmod(slot - HEADER_SIZE, ENTRY.size)
+            if odd or not 0 <= index < self.count:
                 break
-            entry = ENTRY.unpack_from(table, HEADER_SIZE - ENTRY.size + ENTRY.size * slot)
-            if entry[6] == length:
-                at = self.names_at + entry[3]
-                if table[at : at + length] == key:
-                    return slot - 1
+            entry = self.entry(index)
+            if entry[6] == length and table[entry[3] : entry[3] + length] == key:
+                return index
         raise StaleTable("the index of the member table is damaged")
 
     def extents(self, first: int, count: int) -> list[tuple[int, ...]]:

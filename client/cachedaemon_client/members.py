@@ -10,24 +10,28 @@ import io
 import mmap
 import operator
 import os
+import struct
+from collections.abc import Sequence
+from os import pread
 from pathlib import Path
 from typing import Any, BinaryIO
+from zlib import crc32
 
 from cachedaemon_client.inflate import STORED, inflate
 from cachedaemon_client.member_table import (
     CRC_KNOWN,
-    ENTRY,
-    HEADER_SIZE,
     SPARSE,
     Members,
     StaleTable,
     Table,
     close_map,
     position,
+    unpack_hot,
 )
 
 __all__ = ["Damaged", "MemberReader", "Members", "StaleTable", "Truncated"]
 
+_CLOSED = (b"", (0,), 0, -1)
 _MOST = 1 << 30  # bytes asked of one pread: the kernel gives at most 2 GiB - 4096 at once
 
 
@@ -52,6 +56,8 @@ class MemberReader:
         self._data: mmap.mmap | None = None
         self._table = Table(fd, table_path)
         self.members = Members(self._table)
+        self._hot: tuple[mmap.mmap | bytes, Sequence[int] | memoryview, int, int]
+        self._hot = (self._table.map, self._table.slots, self._table.slot_count - 1, fd)
 
     def read(self, which: str | int) -> bytes:
         """All bytes of a member, by name or index: one `pread`, inflated where the archive holds it compressed.
@@ -59,16 +65,22 @@ class MemberReader:
         Raises KeyError, IndexError, Truncated, Damaged, and io.UnsupportedOperation for a method that this Python
         was built without.
         """
-        table = self._table
-        index = table.find(which) if which.__class__ is str else self._index(which)
-        if index < 0:
-            raise self._unknown(which)
-        entry = ENTRY.unpack_from(table.map, HEADER_SIZE + ENTRY.size * index)
-        if entry[7] == STORED:
-            data = os.pread(self._fd, entry[1], entry[0])
-            if len(data) == entry[1]:
-                return data
-        return self._read(index, entry)
+        # The usual case on one path without calls of our own: a stored member. All else is `_read`'s.
+        if which.__class__ is str:
+            table, slots, mask, fd = self._hot
+            try:
+                key = which.encode()
+                at = crc32(key) & mask
+                while slot := slots[at]:
+                    offset, stored, name_at, length, method = unpack_hot(table, slot)
+                    if table[name_at : name_at + length] == key:
+                        if method or len(data := pread(fd, stored, offset)) != stored:
+                            break
+                        return data
+                    at += 1
+            except (UnicodeEncodeError, IndexError, struct.error):
+                pass  # a name of odd bytes, the index's end, or a damaged table
+        return self._read(which)
 
     def view(self, which: str | int) -> memoryview:
         """A member's bytes without a copy; a compressed or sparse one is inflated first.
@@ -78,7 +90,7 @@ class MemberReader:
         index = self._index(which)
         entry = self._table.entry(index)
         if entry[7] != STORED:
-            return memoryview(self._read(index, entry))
+            return memoryview(self._bytes(index, entry))
         if not entry[1]:
             return memoryview(b"")
         data = self._data or self._map()
@@ -90,7 +102,7 @@ class MemberReader:
         index = self._index(which)
         entry = self._table.entry(index)
         if entry[7] != STORED:
-            return io.BytesIO(self._read(index, entry))
+            return io.BytesIO(self._bytes(index, entry))
         self._check(index, entry[0], entry[1])
         return io.BufferedReader(_Section(self, index, entry[0], entry[1]))
 
@@ -123,6 +135,7 @@ class MemberReader:
     def close(self) -> None:
         """Let go of the mappings; never fails, and views that are still out stay good."""
         self._fd = -1
+        self._hot = _CLOSED
         data, self._data = self._data, None
         if data is not None:
             close_map(data)
@@ -149,10 +162,16 @@ class MemberReader:
         if offset + length > self._table.header.size:
             raise StaleTable(f"the table entry of member {index} of {self._path} is damaged")
 
-    def _read(self, index: int, entry: tuple[int, ...]) -> bytes:
-        """What is not one pread: compressed, sparse, over a GiB, or gone."""
-        if self._fd < 0:
-            raise ValueError(f"{self._path} is closed")
+    def _read(self, which: str | int) -> bytes:
+        index = self._index(which)
+        return self._bytes(index, self._table.entry(index))
+
+    def _bytes(self, index: int, entry: tuple[int, ...]) -> bytes:
+        """Any member's bytes: stored, compressed, sparse, over a GiB, or gone."""
+        if entry[7] == STORED:
+            data = pread(self._fd, entry[1], entry[0])
+            if len(data) == entry[1]:
+                return data
         if entry[7] == SPARSE:
             return self._assemble(index, entry)
         data = self._piece(index, entry[0], entry[1])
@@ -175,7 +194,7 @@ class MemberReader:
         self._check(index, offset, length)
         pieces = []
         while length:
-            piece = os.pread(self._fd, min(length, _MOST), offset)
+            piece = pread(self._fd, min(length, _MOST), offset)
             if not piece:
                 raise self._truncated(index)
             pieces.append(piece)
