@@ -19,6 +19,12 @@ from cachedaemon.errors import CacheDaemonError
 _LINE_MOST = 1 << 20  # bytes of one answer
 _MODULE = "cachedaemon.archives.worker"
 
+# The daemon's own environment may hold secrets, and its working directory modules of any kind: neither is passed on.
+_ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
+    "PYTHONUTF8": "1",
+}
+
 T = TypeVar("T")
 
 
@@ -121,14 +127,8 @@ def _object(line: bytes) -> dict[str, object]:
     return found
 
 
-def _environment() -> dict[str, str]:
-    """The daemon's own may hold secrets, and its working directory modules of any kind: neither is passed on."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
-    return {"PYTHONPATH": path, "PYTHONUTF8": "1"}
-
-
 async def _spawn(memory: int) -> Process:
     command = (sys.executable, "-P", "-m", _MODULE, str(os.getpid()), str(memory))
     return await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd="/", env=_environment(), limit=_LINE_MOST
+        *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd="/", env=_ENVIRONMENT, limit=_LINE_MOST
     )

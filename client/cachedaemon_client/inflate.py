@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zlib
 from typing import Any, Protocol
 
@@ -137,6 +138,8 @@ def decompressor(method: int) -> Decompressor:
 
 def inflate(method: int, data: bytes, size: int, crc: int | None) -> bytes:
     """The `size` bytes that `data` inflates to, never more of them in memory; raises ValueError for anything else."""
+    if size >= sys.maxsize:
+        raise ValueError(f"cannot have {size} bytes")
     stream = decompressor(method)
     out = stream.feed(data, size + 1)
     while len(out) <= size and not stream.complete:

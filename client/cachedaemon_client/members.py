@@ -11,6 +11,7 @@ import mmap
 import operator
 import os
 import struct
+import sys
 from collections.abc import Sequence
 from os import pread
 from pathlib import Path
@@ -78,8 +79,8 @@ class MemberReader:
                             break
                         return data
                     at += 1
-            except (UnicodeEncodeError, IndexError, struct.error):
-                pass  # a name of odd bytes, the index's end, or a damaged table
+            except (UnicodeEncodeError, IndexError, struct.error, OverflowError, MemoryError, OSError):
+                pass  # a name of odd bytes, the index's end, a damaged table, a failing disk: `_read` tells them apart
         return self._read(which)
 
     def view(self, which: str | int) -> memoryview:
@@ -102,7 +103,7 @@ class MemberReader:
         index = self._index(which)
         entry = self._table.entry(index)
         if entry[7] != STORED:
-            return io.BytesIO(self._bytes(index, entry))
+            return io.BufferedReader(io.BytesIO(self._bytes(index, entry)))
         self._check(index, entry[0], entry[1])
         return io.BufferedReader(_Section(self, index, entry[0], entry[1]))
 
@@ -168,10 +169,6 @@ class MemberReader:
 
     def _bytes(self, index: int, entry: tuple[int, ...]) -> bytes:
         """Any member's bytes: stored, compressed, sparse, over a GiB, or gone."""
-        if entry[7] == STORED:
-            data = pread(self._fd, entry[1], entry[0])
-            if len(data) == entry[1]:
-                return data
         if entry[7] == SPARSE:
             return self._assemble(index, entry)
         data = self._piece(index, entry[0], entry[1])
@@ -183,6 +180,8 @@ class MemberReader:
             raise Damaged(errno.EIO, f"member {self._table.name(index)!r}: {error}", os.fspath(self._path)) from error
 
     def _assemble(self, index: int, entry: tuple[int, ...]) -> bytes:
+        if entry[2] >= sys.maxsize:
+            raise StaleTable(f"the table entry of member {index} of {self._path} is damaged")
         data = bytearray(entry[2])
         for place, offset, length in self._table.extents(entry[0], entry[5]):
             if place + length > len(data):
@@ -192,6 +191,10 @@ class MemberReader:
 
     def _piece(self, index: int, offset: int, length: int) -> bytes:
         self._check(index, offset, length)
+        data = pread(self._fd, min(length, _MOST), offset)
+        return data if len(data) == length else self._in_pieces(index, offset, length)
+
+    def _in_pieces(self, index: int, offset: int, length: int) -> bytes:
         pieces = []
         while length:
             piece = pread(self._fd, min(length, _MOST), offset)
@@ -199,7 +202,7 @@ class MemberReader:
                 raise self._truncated(index)
             pieces.append(piece)
             offset, length = offset + len(piece), length - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return b"".join(pieces)
 
     def _map(self) -> mmap.mmap:
         """Map the shard through an open of its own.

@@ -1,0 +1,1 @@
+"""Archives: what each must give, by every way of reading it."""
