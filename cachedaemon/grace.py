@@ -30,7 +30,7 @@ class _Hold:
 
 
 class Grace:
-    """All promises. `seconds` can change at run time; `let_go` gives a lease back, in the background."""
+    """All promises; none outlives its time, whatever becomes of its asker. `seconds` can change at run time; `let_go` gives a lease back, in the background."""
 
     def __init__(self, seconds: float, let_go: Callable[[Held], None]) -> None:
         self.seconds = seconds
@@ -51,10 +51,13 @@ class Grace:
             self._let_go(held)
         promise = Promise(ref)
         hold.promises.add(promise)
+        self.start(promise)
         return promise
 
     def start(self, promise: Promise) -> None:
-        """The answer goes out: its time runs."""
+        """The answer goes out: its time runs from now."""
+        if promise.timer is not None:
+            promise.timer.cancel()
         promise.timer = asyncio.get_running_loop().call_later(self.seconds, self.end, promise)
 
     def end(self, promise: Promise) -> None:

@@ -31,6 +31,8 @@ class Entry:
     unread_of: str | None = None
     """The prefetch job that brought it, as long as nobody has read it."""
     suspect: bool = False
+    checked: bool = True
+    """False for what was found at start, until its size was compared with its meta file."""
     busy: bool = False
     """A reader held it when it was last tried; tried again after `recheck`."""
 
@@ -54,6 +56,14 @@ class Flight:
     """Its size is not known beforehand."""
     written: int = 0
     """Bytes of its room that are on the disk already."""
+    wanted: Need | None = None
+    """Room to wait for before the origin is asked again."""
+    cause: Exception | None = None
+    """Why the last try failed."""
+
+    def give_back(self) -> None:
+        """Start anew: the reservation ends, the place in the order stays."""
+        self.room, self.slot, self.growing, self.written = Need(0, 0), False, False, 0
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -244,10 +254,6 @@ class Ledger:
         if self.flights.get(flight.ref) is flight:
             del self.flights[flight.ref]
 
-    def release(self, flight: Flight) -> None:
-        """The flight starts anew: its reservation is given back, its place in the order stays."""
-        flight.room, flight.slot, flight.growing, flight.written = Need(0, 0), False, False, 0
-
     def commit(self, flight: Flight, entry: Entry) -> None:
         """The flight's shard is published."""
         entry.unread_of = None if flight.demand else flight.job
@@ -411,6 +417,10 @@ class Ledger:
     def vanished(self, entry: Entry) -> None:
         """A shard that was to go was not there."""
         self._leaving.discard(entry)
+
+    def leftover(self, room: Need) -> None:
+        """Something in trash was left by a daemon before."""
+        self._trash = Need(self._trash.bytes + room.bytes, self._trash.inodes + room.inodes)
 
     def deleted(self, gone: Need) -> None:
         """Room in trash is free again."""

@@ -45,9 +45,13 @@ class Metrics:
         self.requests = self._counter("requests", "Shards asked for, by what came of it", "source", "result")
         self.origin_bytes = self._counter("origin_bytes", "Bytes received from the origin", "source")
         self.origin_requests = self._counter("origin_requests", "Requests to the origin", "source", "status")
-        self.fetch_failures = self._counter("fetch_failures", "Transfers that failed, tries included", "source", "reason")
+        self.fetch_failures = self._counter(
+            "fetch_failures", "Transfers that failed, tries included", "source", "reason"
+        )
         self.evictions = self._counter("evictions", "Shards removed", "source", "reason")
-        self.evicted_unread = self._counter("evicted_unread", "Prefetched shards removed before anybody read them", "source")
+        self.evicted_unread = self._counter(
+            "evicted_unread", "Prefetched shards removed before anybody read them", "source"
+        )
         self.acquire_wait = self._histogram("acquire_wait_seconds", "Time until a shard that was asked for was local")
         self.fetch = self._histogram("fetch_seconds", "Time of a transfer, tries included")
         self.unpack = self._histogram("unpack_seconds", "Time to check or unpack an archive")
@@ -91,8 +95,6 @@ class _Snapshot(Collector):
         families: dict[str, GaugeMetricFamily] = {}
         rows = [("build_info", "The running version", {"version": self._version}, 1.0), *self._gauges()]
         for name, text, labels, value in rows:
-            family = families.setdefault(
-                name, GaugeMetricFamily(f"cachedaemon_{name}", text, labels=list(labels))
-            )
+            family = families.setdefault(name, GaugeMetricFamily(f"cachedaemon_{name}", text, labels=list(labels)))
             family.add_metric(list(labels.values()), value)
         return families.values()

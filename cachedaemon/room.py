@@ -8,23 +8,19 @@ when nobody waits it sleeps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from cachedaemon.errors import CacheDaemonError, CacheFull, NoSpace, TooLarge
-from cachedaemon.ledger import Displaces, DiskFull, Entry, Evict, Flight, Granted, Ledger, Never, NotNow, Yield
+from cachedaemon.ledger import DiskFull, Displaces, Entry, Evict, Flight, Granted, Ledger, Never, NotNow, Yield
 from cachedaemon.model import Disk, Need
 
 LOOK_AGAIN = 0.1
 """Seconds between two looks at leased shards."""
 
 
-class Partial(Exception):  # noqa: N818 - an outcome of a prefetch, not an error
+class Partial(Exception):
     """A prefetch has filled what it may: the rest would displace what it brought and nobody has read."""
-
-
-class Stopped(Exception):  # noqa: N818 - a move of the keeper, not an error
-    """A transfer must give its room to another and queue again in its old place."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,13 +38,14 @@ class Claim:
 
 
 class Room:
-    """The queue for room. `evict` moves victims to trash and reports to the ledger; `stop` ends a flight's try."""
+    """The queue for room. `evict` moves victims to trash and reports to the ledger; `stops` end a flight's try."""
 
     def __init__(
         self,
         ledger: Ledger,
         usage: Callable[[], Awaitable[Disk]],
         evict: Callable[[tuple[Entry, ...], str], Awaitable[None]],
+        stops: Mapping[Flight, Callable[[], None]],
     ) -> None:
         self._ledger = ledger
         self._usage = usage
@@ -56,17 +53,26 @@ class Room:
         self._claims: list[Claim] = []
         self._wake = asyncio.Event()
         self._full: NotNow | None = None
-        self.stops: dict[Flight, Callable[[], None]] = {}
-        """How to stop the transfer of a flight that has one under way."""
+        self._stops = stops
 
     def changed(self) -> None:
         """Room may have come back, or a cap was lowered."""
         self._wake.set()
 
+    def blocks(self, flight: Flight) -> NotNow | None:
+        """Why a flight waits, if it waits for room and everything is leased or in transfer."""
+        waits = flight.wanted is not None or any(claim.flight is flight for claim in self._claims)
+        return self._full if waits else None
+
     @property
     def full(self) -> NotNow | None:
         """Why the first in the queue waits, while everything is leased or in transfer."""
         return self._full if self._claims else None
+
+    @property
+    def waiting(self) -> int:
+        """Flights in the queue."""
+        return len(self._claims)
 
     async def reserve(self, flight: Flight, need: Need) -> None:
         """Wait until `need` is reserved in all for a flight.
@@ -140,7 +146,7 @@ class Room:
 
     def _make_way(self, claim: Claim) -> None:
         victim = self._ledger.to_stop(claim.flight)
-        stop = self.stops.get(victim) if victim is not None else None
+        stop = self._stops.get(victim) if victim is not None else None
         if stop is not None:
             stop()
 

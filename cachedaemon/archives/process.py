@@ -95,7 +95,7 @@ class Worker:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             await self._process.stdin.drain()
             line = await self._process.stdout.readline()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # uvloop's word for a pipe that it has closed is RuntimeError
             raise Died from error
         except ValueError as error:
             raise Lied("it does not end") from error

@@ -7,6 +7,7 @@ takes too long. It ends by itself after 30 s without a job, or when its input en
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -84,6 +85,14 @@ def _bind_to(parent: int) -> None:
         raise SystemExit(1)
 
 
+def _close_others() -> None:
+    """Close what came along besides the pipes: uvloop passes on what is inheritable, such as sockets from systemd."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own has gone
+                os.close(int(name))
+
+
 def _limit_memory(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_AS, (most + _ADDRESSES_MORE, most + _ADDRESSES_MORE))
@@ -134,6 +143,7 @@ def main() -> None:
     parent, memory = map(int, sys.argv[1:3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the daemon says when we end
     _bind_to(parent)
+    _close_others()
     _limit_memory(memory)
     gc.disable()  # a million entries, no cycles: collecting would only cost
     lines = Lines(0, 1)

@@ -27,7 +27,9 @@ from cachedaemon.origins.base import KEY, PIECE, Piece, refuse_dots
 T = TypeVar("T")
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # without O_NONBLOCK the open of a FIFO would never return
-_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL})
+_REFUSED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL}
+)
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 

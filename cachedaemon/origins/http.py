@@ -150,7 +150,7 @@ def _said(cause: Exception) -> str:
 
 
 def _checked(ref: Ref, response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
-    if response.status == 200:  # noqa: PLR2004
+    if response.status == 200:
         return response
     response.close()
     raise _refusal(ref, response.status, response.headers)
@@ -160,7 +160,7 @@ def _refusal(ref: Ref, status: int, headers: Mapping[str, str]) -> CacheDaemonEr
     said = f"{ref}: the origin answered {status}"
     if status in _MISSING:
         return Missing(said)
-    if status >= 500 or status in _UNAVAILABLE or status < 400:  # noqa: PLR2004
+    if status >= 500 or status in _UNAVAILABLE or status < 400:
         return OriginUnavailable(said, retry_after=retry_after(headers.get("Retry-After")))
     return OriginRefused(said)
 

@@ -234,12 +234,16 @@ class Store:
             os.rename(self.layout.new_table(ref.source, staged.number), self.layout.table(ref.source, name))
         return Published(*disk.publish(sealed.path, self.layout.shard(ref.source, name), sealed.stamp, aside))
 
-    async def delete(self, path: str) -> None:
-        """Remove a file of a transfer that is not needed any more (the packed form of what was unpacked)."""
+    async def drop_packed(self, staged: Staged) -> None:
+        """Remove the packed form of what was unpacked."""
         try:
-            await to_end(self._reapers, disk.delete, path)
+            await to_end(self._reapers, staged.unlink)
         except OSError as cause:
-            raise disk_error(cause, "deleting") from cause
+            raise disk_error(cause, "deleting a packed archive") from cause
+
+    def table_of(self, source: str, staged: Staged) -> str:
+        """Where the member table of a staged archive is written."""
+        return self.layout.new_table(source, staged.number)
 
     # ---- published shards
 
@@ -251,7 +255,9 @@ class Store:
         place = self.layout.shard(ref.source, name)
         held = disk.hold(place, stamp)
         try:
-            if not checked and not scan.is_intact(place, self.layout.meta(ref.source, name), held.stamp, look_at_meta=True):
+            if not checked and not scan.is_intact(
+                place, self.layout.meta(ref.source, name), held.stamp, look_at_meta=True
+            ):
                 raise lease.Gone(place)
             if indexed:
                 Table(held.descriptor, self.layout.table(ref.source, name)).close()
@@ -392,4 +398,3 @@ class Store:
         """The plan has ended."""
         with contextlib.suppress(FileNotFoundError):
             await to_end(self._writers, os.unlink, self.layout.plan(name))
-

@@ -35,7 +35,9 @@ def stamp_of(seen: os.stat_result) -> Stamp:
 
 def disk_error(cause: OSError, what: str) -> NoSpace:
     """A failure of the cache's own disk, as the reader is told it."""
-    return NoSpace(f"{what}: the cache's disk failed: {cause.strerror or cause} ({errno.errorcode.get(cause.errno or 0)})")
+    return NoSpace(
+        f"{what}: the cache's disk failed: {cause.strerror or cause} ({errno.errorcode.get(cause.errno or 0)})"
+    )
 
 
 def usage(root: str) -> Disk:
@@ -95,6 +97,11 @@ class Staged:
         os.ftruncate(self._descriptor, self.size)
         seal(self._descriptor, modes.file, modes.group, mtime_ns)
         return os.fstat(self._descriptor)
+
+    def unlink(self) -> None:
+        """Remove the file, its blocks with it."""
+        self.close()
+        os.unlink(self.path)
 
     def close(self) -> None:
         """Close the file; it stays in staging."""

@@ -46,7 +46,9 @@ def scan(layout: Layout, sources: Iterable[str]) -> Scan:
     for entry in _entries(str(root)):
         if entry.name not in FOLDERS and entry.name not in FILES:
             result.foreign.append(entry.path)
-    names = dict.fromkeys([*sources, *(e.name for area in ("shards", "suspect", "meta") for e in _entries(f"{root}/{area}"))])
+    names = dict.fromkeys(
+        [*sources, *(e.name for area in ("shards", "suspect", "meta") for e in _entries(f"{root}/{area}"))]
+    )
     for source in names:
         _scan_source(layout, source, result)
     return result

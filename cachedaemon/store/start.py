@@ -25,7 +25,9 @@ def prepare(layout: Layout, modes: Modes) -> list[str]:
     """Make the folders and try the file system; warnings. Raises `StartError` with the right cause."""
     kind = file_system(layout.root)
     if kind in NETWORKED:
-        raise StartError(f"cache.dir = {str(layout.root)!r} lies on {kind}: locks need a local file system (ext4, xfs, tmpfs, ...)")
+        raise StartError(
+            f"cache.dir = {str(layout.root)!r} lies on {kind}: locks need a local file system (ext4, xfs, tmpfs, ...)"
+        )
     try:
         for folder in FOLDERS:
             _make_folder(layout.root / folder, modes, shared=folder not in ("staging", "trash", "suspect"))

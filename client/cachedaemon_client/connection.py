@@ -165,7 +165,7 @@ def call(  # noqa: PLR0913 - a call is what it is
             cause = unavailable(link.path, failed, source, key)
             passing = is_passing(failed) if isinstance(failed, OSError) else False
         else:
-            if status < 400:  # noqa: PLR2004
+            if status < 400:
                 return said
             cause = from_answer(status, said, source, key)
             passing = cause.code == "stopping"

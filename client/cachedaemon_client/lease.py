@@ -18,11 +18,11 @@ _SHARED = LOCK_SH | LOCK_NB
 _EXCLUSIVE = LOCK_EX | LOCK_NB
 
 
-class Busy(Exception):  # noqa: N818 - a state of the shard, not a failure
+class Busy(Exception):
     """Somebody holds a lock that does not go with the one wanted."""
 
 
-class Gone(Exception):  # noqa: N818 - a state of the shard, not a failure
+class Gone(Exception):
     """Nothing is published at the path, or no longer what was opened."""
 
 

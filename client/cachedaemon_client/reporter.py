@@ -152,7 +152,7 @@ class Reporter:
                 with contextlib.suppress(TimeoutError):
                     self._settled()
                 if self._link is not None:
-                    self._link.setblocking(False)  # noqa: FBT003
+                    self._link.setblocking(False)
             if self._answer is None and (self._uses or self._places):
                 self._send(time.monotonic())
 

@@ -100,13 +100,13 @@ class Answer:
     def _head(self, text: str) -> None:
         first, *lines = text.split("\r\n")
         parts = first.split(" ", 2)
-        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():  # noqa: PLR2004
+        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
             raise ValueError(f"not an HTTP answer: {first[:60]!r}")
         self.status = int(parts[1])
         for line in lines:
             name, _, value = line.partition(":")
             self.headers[name.strip().lower()] = value.strip()
-        self._length = 0 if self.status == 204 else int(self.headers.get("content-length", "0"))  # noqa: PLR2004
+        self._length = 0 if self.status == 204 else int(self.headers.get("content-length", "0"))
 
     def json(self) -> Any:
         """The body; None where there is none. ValueError when it is not JSON."""

@@ -1,0 +1,395 @@
+"""The cache: the walk of a miss, from a key to a published shard, and the only owner of the ledger.
+
+Decisions are the ledger's, synchronous and pure; what they ask for is done here, and reported back. Nothing is awaited
+between reading the ledger and changing it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachedaemon.archives import Kind, kind_of
+from cachedaemon.archives import tree as archive_tree
+from cachedaemon.archives.workers import Workers
+from cachedaemon.errors import CacheDaemonError, Leased, Locked, NotFound, Stopping, WaitExpired
+from cachedaemon.events import Events
+from cachedaemon.fetch import INODES, Impatient, Landing, Stops, Turns, tries
+from cachedaemon.grace import Grace, Promise
+from cachedaemon.ledger import Entry, Flight, Ledger
+from cachedaemon.locks import Holders
+from cachedaemon.metrics import Metrics
+from cachedaemon.model import Meta, Need, Ref, Validators
+from cachedaemon.room import Partial, Room, cache_full
+from cachedaemon.sources import Configured, Sources
+from cachedaemon.store import Published, Sealed, Staged, Store
+from cachedaemon.store.disk import file_digest
+from cachedaemon.trash import Trash
+from cachedaemon_client import lease
+from cachedaemon_client.names import name_of
+
+PATIENCE = 10.0
+"""Seconds that an origin is kept waiting with an open answer while there is no room."""
+CHECK = "check"
+"""The job of a flight that only proves a suspect shard."""
+
+
+Landed = asyncio.Task[list[Promise]]
+"""A flight under way; it ends with a promise for each of its waiters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A shard that is local; the promise holds it until the reader has its own lease."""
+
+    path: str
+    size: int
+    result: str
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A shard that is complete in staging, checked or unpacked."""
+
+    sealed: Sealed
+    size: int
+    digest: str
+    inodes: int = INODES
+
+
+class Cache:
+    """See the module. `retries` and `ledger.caps` may change at run time."""
+
+    def __init__(  # noqa: PLR0913 - everything it works with, built once
+        self,
+        *,
+        ledger: Ledger,
+        store: Store,
+        sources: Sources,
+        workers: Workers,
+        turns: Turns,
+        metrics: Metrics,
+        events: Events,
+        grace: float,
+        retries: int,
+    ) -> None:
+        self.ledger = ledger
+        self.sources = sources
+        self.retries = retries
+        self.turns = turns
+        self._store = store
+        self._workers = workers
+        self._metrics = metrics
+        self._events = events
+        self._stops: Stops = {}
+        self._tasks: dict[Flight, Landed] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._holders = Holders()
+        self.grace = Grace(grace, lambda held: self.later(store.let_go(held)))
+        self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())
+        self.room = Room(ledger, store.usage, self.trash.evict, self._stops)
+        self.used: dict[Ref, Entry] = {}
+        """Shards whose last use the disk does not know yet."""
+        self.unsynced: asyncio.Queue[Entry] = asyncio.Queue()
+        """Shards that were published and are not durable yet."""
+        self.absent: Callable[[], Awaitable[None]] = _nothing
+        """Looks whether somebody removed the cache directory, and makes it anew."""
+
+    # ---- asking
+
+    async def acquire(self, source: str, key: str, wait: float) -> Answer:
+        """A shard that is local, once it is; `wait` in seconds, 0: only if it is here."""
+        configured, ref = self.sources.shard(source, key)
+        began = time.monotonic()
+        try:
+            answer = await self._hit(configured, ref) or await self._miss(configured, ref, began + wait)
+        except CacheDaemonError:
+            self._metrics.requests.labels(source, "failed").inc()
+            raise
+        self._metrics.requests.labels(source, answer.result).inc()
+        self._metrics.acquire_wait.labels(source).observe(time.monotonic() - began)
+        return answer
+
+    async def _hit(self, source: Configured, ref: Ref) -> Answer | None:
+        """A shard that is here as it was published, leased for the asker; what is damaged goes."""
+        entry = self.ledger.get(ref)
+        if entry is None or entry.suspect:
+            return None
+        indexed = source.settings.archives == "index" and kind_of(ref.key) in ("zip", "tar")
+        try:
+            held = await self._store.hold(ref, entry.name, entry.stamp, indexed=indexed, checked=entry.checked)
+        except lease.Busy:
+            raise Locked(f"{ref}: {await self._holders.of(self.path_of(entry), entry.stamp)}") from None
+        except lease.Gone:
+            await self.lose(entry)
+            return None
+        entry.checked = True
+        promise = self.grace.promise(ref, held)
+        self.touch(ref, 0.0)
+        return Answer(self.path_of(entry), entry.size, "hit", promise)
+
+    async def _miss(self, source: Configured, ref: Ref, deadline: float) -> Answer:
+        """Wait for the shard's flight, as one of any number of waiters."""
+        if deadline <= time.monotonic():
+            raise WaitExpired(f"{ref} is not here, and the request allows no time to fetch it")
+        flight, task, new = await self._join(source, ref)
+        promise: Promise | None = None
+        try:
+            async with asyncio.timeout_at(_loop_time(deadline)):
+                promise = (await asyncio.shield(task)).pop()
+        except TimeoutError:
+            raise self._expired(flight) from None
+        finally:
+            self._leave(flight, task, promise)
+        entry = self.ledger.get(ref)
+        if entry is None:  # evicted by name between the publishing and this answer
+            return await self._miss(source, ref, deadline)
+        return Answer(self.path_of(entry), entry.size, "miss" if new else "joined", promise)
+
+    async def bring(self, source: str, key: str, job: str) -> bool:
+        """Have a shard fetched for a prefetch; False when the rest would displace what the job brought (`Partial`)."""
+        configured, ref = self.sources.shard(source, key)
+        if (entry := self.ledger.get(ref)) is not None and not entry.suspect:
+            return True
+        flight, task, _ = await self._join(configured, ref, job=job)
+        try:
+            await asyncio.shield(task)
+        except Partial:
+            return False
+        finally:
+            self._leave(flight, task, None)
+        return True
+
+    async def _join(self, source: Configured, ref: Ref, *, job: str | None = None) -> tuple[Flight, Landed, bool]:
+        """The shard's flight, with this waiter counted. One that is ending is waited for first."""
+        while (dying := self.ledger.flights.get(ref)) is not None and dying.ended:
+            await asyncio.wait([self._tasks[dying]])
+        if self._stopping:
+            raise Stopping("the daemon is stopping")
+        flight, new = self.ledger.join(ref, job=job)
+        if new:
+            task = self._tasks[flight] = asyncio.create_task(self._fly(flight, source), name=f"fetch {ref}")
+            task.add_done_callback(lambda done: self._landed(flight, done))
+        return flight, self._tasks[flight], new
+
+    def _leave(self, flight: Flight, task: Landed, promise: Promise | None) -> None:
+        """A waiter goes; with the last one the flight ends. A promise that it did not take ends too."""
+        last = self.ledger.leave(flight)
+        if promise is None and task.done() and not task.cancelled() and not task.exception() and task.result():
+            self.grace.end(task.result().pop())
+        if last and not flight.ended:
+            flight.ended = True
+            task.cancel()
+
+    def _landed(self, flight: Flight, task: Landed) -> None:
+        del self._tasks[flight]
+        if not task.cancelled():
+            task.exception()  # with no waiter left nobody else looks at it
+
+    def _expired(self, flight: Flight) -> CacheDaemonError:
+        full = self.room.blocks(flight)
+        if full is not None:
+            return cache_full(flight, full, len(self.ledger))
+        cause = f"; last cause: {flight.cause}" if flight.cause else ""
+        return WaitExpired(f"{flight.ref} did not become local in time{cause}")
+
+    # ---- the walk of a miss
+
+    async def _fly(self, flight: Flight, source: Configured) -> list[Promise]:
+        """From the origin to `shards/`. Whatever happens, nothing partial is visible, and the reservation ends."""
+        ref, began = flight.ref, time.monotonic()
+        try:
+            if (proved := await self._prove(flight)) or (flight.job == CHECK and not flight.demand):
+                return proved
+            async for attempt in tries(flight, self.retries, self._metrics, stops=self._stops):
+                async with attempt, self._staging(flight) as staged:
+                    async with self.turns.turn(flight), source.origin.open(ref.key) as stream:
+                        landing = Landing(self._store, staged, flight, self._metrics, self.ledger.caps.max_bytes)
+                        async for need in landing.needs(stream):
+                            await self._reserve(flight, need)
+                        self._metrics.fetch.labels(ref.source).observe(time.monotonic() - began)
+                    arrived = await self._arrive(flight, source, staged)
+                    meta = _meta(ref, arrived, stream.validators)
+                    published = await self._store.publish(ref, staged, arrived.sealed, meta)
+                    promises = self._commit(flight, arrived, published)
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise Stopping(f"{ref}: the daemon is stopping") from None
+            raise
+        except CacheDaemonError as cause:
+            self._events.tell("failed", ref, code=cause.code)
+            raise
+        finally:
+            self.ledger.land(flight)
+            self.room.changed()
+        return promises
+
+    @contextlib.asynccontextmanager
+    async def _staging(self, flight: Flight) -> AsyncIterator[Staged]:
+        """A place in staging, and the room that an earlier try could not wait for."""
+        await self.absent()
+        if flight.wanted is not None:
+            await self.room.reserve(flight, flight.wanted)
+            flight.wanted = None
+        async with self._store.staging(flight.ref.source) as staged:
+            yield staged
+
+    async def _reserve(self, flight: Flight, need: Need) -> None:
+        """Room for a transfer. The origin is not kept waiting for long; what grows has its bytes in staging and waits."""
+        if flight.slot:
+            await self.room.reserve(flight, need)
+            return
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.room.reserve(flight, need)
+        except TimeoutError:
+            flight.wanted = need
+            raise Impatient from None
+
+    async def _arrive(self, flight: Flight, source: Configured, staged: Staged) -> Arrived:
+        """Check and index an archive, or unpack it; anything else is only sealed."""
+        kind = kind_of(flight.ref.key)
+        mode = source.settings.archives
+        if kind is None or mode == "opaque" or (mode == "index" and kind not in ("zip", "tar")):
+            return Arrived(await self._store.seal(staged), staged.size, staged.digest)
+        with self._metrics.unpack.labels(flight.ref.source).time():
+            if mode == "unpack":
+                return await self._unpack(flight, kind, staged)
+            sealed = await self._store.seal(staged)
+            table = Path(self._store.table_of(flight.ref.source, staged))
+            verify = source.settings.verify_members
+            await self._workers.index(kind, Path(sealed.path), table, sealed.stamp, verify=verify)
+            await self._store.seal_table(flight.ref.source, staged)
+            return Arrived(sealed, staged.size, staged.digest)
+
+    async def _unpack(self, flight: Flight, kind: Kind, staged: Staged) -> Arrived:
+        packed = flight.room
+        flight.growing = True
+        folder = f"{staged.folder}/tree"
+        modes = self._store.modes
+        given = archive_tree.Modes(modes.file, modes.folder, modes.group)
+        async with self._workers.unpack(kind, Path(staged.path), Path(folder), given) as unpacking:
+            async for need in unpacking:
+                await self.room.reserve(flight, Need(packed.bytes + need.bytes, packed.inodes + need.inodes))
+        result = unpacking.result
+        await self._store.drop_packed(staged)
+        sealed = await self._store.seal_folder(folder, result.blocks)
+        return Arrived(sealed, result.size, result.digest, INODES + result.members)
+
+    def _commit(self, flight: Flight, arrived: Arrived, published: Published) -> list[Promise]:
+        """The shard is visible: it is in the ledger, and promised to everybody who waits, before anything else happens."""
+        ref, now = flight.ref, time.monotonic()
+        blocks = arrived.sealed.blocks
+        entry = Entry(ref, name_of(ref.key), published.stamp, arrived.size, blocks, arrived.inodes, now)
+        self.ledger.commit(flight, entry)
+        return self._promise(flight, entry, published)
+
+    def _promise(self, flight: Flight, entry: Entry, published: Published) -> list[Promise]:
+        self.unsynced.put_nowait(entry)
+        self._events.tell("ready", entry.ref, size=entry.size, path=self.path_of(entry))
+        if not flight.waiters:
+            self.later(self._store.let_go(published.held))
+        return [self.grace.promise(flight.ref, published.held) for _ in range(flight.waiters)]
+
+    async def _prove(self, flight: Flight) -> list[Promise]:
+        """Check a shard that an unclean boot has left; no promises when it cannot be published again."""
+        entry = self.ledger.get(flight.ref)
+        if entry is None or not entry.suspect:
+            return []
+        if not await self._store.proves(entry.ref, entry.name, _digest):
+            await self.lose(entry)
+            return []
+        published = await self._store.restore(entry.ref, entry.name, entry.stamp)
+        entry.stamp, entry.suspect = published.stamp, False
+        self.ledger.land(flight)
+        return self._promise(flight, entry, published)
+
+    # ---- use and removal
+
+    def touch(self, ref: Ref, age: float) -> bool:
+        """A shard was used so many seconds ago; whether it is here."""
+        entry = self.ledger.get(ref)
+        if entry is None:
+            return False
+        self.ledger.touch(entry, time.monotonic() - max(0.0, age))
+        self.used[ref] = entry
+        return True
+
+    async def evict(self, source: str, key: str) -> None:
+        """Remove a shard by name. Raises `NotFound`, or `Leased` when a reader holds it or it is being fetched."""
+        ref = Ref(source, key)
+        if ref in self.ledger.flights:
+            raise Leased(f"{ref} is being fetched")
+        entry = self.ledger.get(ref)
+        if entry is None:
+            raise NotFound(f"{ref} is not here")
+        if (held := self.grace.drop(ref)) is not None:
+            await self._store.let_go(held)
+        self.ledger.take_out(entry)
+        await self.trash.evict((entry,), "asked")
+        if self.ledger.get(ref) is entry:
+            raise Leased(f"{ref} is leased by a reader")
+
+    def size_of(self, source: str, key: str) -> int:
+        """Bytes of a shard that is here, else 0."""
+        entry = self.ledger.get(Ref(source, key))
+        return entry.size if entry is not None else 0
+
+    async def lose(self, entry: Entry) -> None:
+        """A shard is not what was published: it leaves, whoever holds it, and is fetched again when it is asked for."""
+        if self.ledger.get(entry.ref) is entry:
+            self.ledger.take_out(entry)
+            await self.trash.discard(entry)
+
+    async def is_leased(self, entry: Entry) -> bool:
+        """Whether a reader holds the shard; the daemon's own lease does not count."""
+        return not entry.suspect and await self._store.is_leased(entry.ref, entry.name, self.grace.held(entry.ref))
+
+    def path_of(self, entry: Entry) -> str:
+        """Where the shard is published."""
+        return self._store.layout.shard(entry.ref.source, entry.name)
+
+    # ---- the end
+
+    def later(self, work: Coroutine[None, None, None]) -> None:
+        """Do something that nobody waits for; `drain` does."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def without_flights(self, source: str) -> None:
+        """Until none of a source's flights that are under way now is left."""
+        under_way = [task for flight, task in self._tasks.items() if flight.ref.source == source]
+        if under_way:
+            await asyncio.wait(under_way)
+
+    async def drain(self) -> None:
+        """End all flights, each to its last disk call; waiters get `stopping`."""
+        self._stopping = True
+        for task in self._tasks.values():
+            task.cancel()
+        while pending := [*self._tasks.values(), *self._background]:
+            await asyncio.wait(pending)
+
+
+def _meta(ref: Ref, arrived: Arrived, validators: Validators) -> Meta:
+    blocks = arrived.sealed.blocks
+    return Meta(ref.key, arrived.size, arrived.digest, blocks, arrived.inodes, time.time(), validators)
+
+
+def _digest(path: str) -> str:
+    return archive_tree.tree_digest(path) if Path(path).is_dir() else file_digest(path)
+
+
+def _loop_time(deadline: float) -> float:
+    return asyncio.get_running_loop().time() + deadline - time.monotonic()
+
+
+async def _nothing() -> None:
+    return

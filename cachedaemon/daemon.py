@@ -1,0 +1,253 @@
+"""The daemon: every object is built once here, and its life reads from top to bottom in `serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Callable
+
+from aiohttp import web
+
+from cachedaemon import __version__, listen, logs, upkeep
+from cachedaemon.archives.workers import Limits, Workers
+from cachedaemon.cache import Cache
+from cachedaemon.config import Settings, changes
+from cachedaemon.errors import ConfigError
+from cachedaemon.events import Events
+from cachedaemon.fetch import Turns
+from cachedaemon.ledger import Ledger
+from cachedaemon.metrics import Metrics
+from cachedaemon.model import Caps
+from cachedaemon.plans import Plans
+from cachedaemon.prefetch import Prefetch
+from cachedaemon.server import Api, View, Watch, application, scraping
+from cachedaemon.sources import Configured, Sources
+from cachedaemon.store import Store
+from cachedaemon.store.layout import Layout, Modes
+from cachedaemon.upkeep import Upkeep
+
+log = logging.getLogger(__name__)
+
+CHECKERS = 2
+"""Processes that check and unpack archives at once."""
+FAREWELL = 2.0
+"""Seconds that answers under way may take after everything else has ended."""
+
+Reload = Callable[[], Settings]
+
+
+class Daemon:
+    """One daemon with its configuration in force."""
+
+    def __init__(self, settings: Settings, reload: Reload) -> None:
+        self._reload = reload
+        self.settings = settings
+        self._generation = uuid.uuid4().hex
+        self._ready = False
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        cache = settings.cache
+        self.metrics = Metrics(__version__)
+        self.events = Events()
+        self.plans = Plans()
+        self.sources = Sources(self.metrics)
+        self.sources.configure(settings.sources, settings.fetch, anew=True)
+        self.store = Store(Layout(cache.dir), Modes.for_group(settings.server.socket_group))
+        self.workers = Workers(limits=_limits(settings), most=CHECKERS)
+        self.turns = Turns(settings.fetch.concurrency, self.sources.limits())
+        self.cache = Cache(
+            ledger=Ledger(_caps(settings)),
+            store=self.store,
+            sources=self.sources,
+            workers=self.workers,
+            turns=self.turns,
+            metrics=self.metrics,
+            events=self.events,
+            grace=cache.grace,
+            retries=settings.fetch.retries,
+        )
+        self.cache.absent = self._look_for_folder
+        self.prefetch = Prefetch(self.cache, self._width)
+        self.upkeep = Upkeep(self.cache, self.store, self.plans, lambda: self.settings.cache.scan)
+        self.view = View(self.cache, self.plans, self.upkeep, str(cache.dir))
+        self.metrics.watch(self.view.gauges)
+
+    def _width(self, source: str) -> int:
+        return min(self.settings.fetch.concurrency, self.sources.limits().get(source, 1))
+
+    # ---- life
+
+    async def serve(self) -> None:
+        """From the locks to the drain."""
+        server = self.settings.server
+        listener = listen.Listener(server.socket, server.socket_mode, server.socket_group)
+        await asyncio.to_thread(listener.lock)
+        try:
+            scrape = listen.tcp(*server.http) if server.http else None
+            await self._open_cache()
+            background = asyncio.create_task(self.upkeep.run(), name="upkeep")
+            background.add_done_callback(self._background_ended)
+            self._take_signals()
+            runners = [
+                await self._listen(application(self._api(), self._watch(), lambda: self._generation), listener.bind())
+            ]
+            if scrape is not None:
+                runners.append(await self._listen(scraping(self._watch()), scrape))
+            self._ready = True
+            log.info("ready: socket %s, cache %s, sources %s", server.socket, self.settings.cache.dir, self._named())
+            await self._stop.wait()
+            await self._drain(runners, background)
+        finally:
+            await asyncio.to_thread(listener.close)
+        if not background.cancelled() and (cause := background.exception()) is not None:
+            raise cause
+
+    async def _open_cache(self) -> None:
+        opened = await self.store.open([source.mark for source in self.sources.all()])
+        for warning in opened.warnings:
+            log.warning("%s", warning)
+        for path in opened.foreign[:20]:
+            log.warning("%s is not the daemon's: it is left alone", path)
+        if len(opened.foreign) > 20:
+            log.warning("%d more files in the cache directory are not the daemon's", len(opened.foreign) - 20)
+        upkeep.admit(self.cache, opened)
+
+    def _api(self) -> Api:
+        return Api(
+            cache=self.cache,
+            prefetch=self.prefetch,
+            plans=self.plans,
+            store=self.store,
+            events=self.events,
+            metrics=self.metrics,
+            view=self.view,
+            policy=lambda: self.settings.cache.policy,
+            admin_group=self.settings.server.admin_group,
+        )
+
+    def _watch(self) -> Watch:
+        return Watch(self.metrics, self.view, lambda: self._ready)
+
+    async def _listen(self, app: web.Application, link: object) -> web.AppRunner:
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
+        await runner.setup()
+        await web.SockSite(runner, link, backlog=listen.BACKLOG).start()  # type: ignore[arg-type]
+        return runner
+
+    def _named(self) -> str:
+        return ", ".join(source.name for source in self.sources.all())
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            log.critical("background work failed: the daemon ends", exc_info=task.exception())
+            self._stop.set()
+
+    async def _drain(self, runners: list[web.AppRunner], background: asyncio.Task[None]) -> None:
+        """Stop listening, end flights to their last disk call, tell waiters, write the last uses."""
+        self._ready = False
+        for runner in runners:
+            for site in list(runner.sites):
+                await site.stop()
+        await self.prefetch.close()
+        await self.cache.drain()
+        for runner in runners:
+            await runner.cleanup()
+        background.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # reported by its callback
+            await background
+        await self.upkeep.note_uses()
+        await self.workers.close()
+        for source in self.sources.all():
+            await source.origin.close()
+        await asyncio.to_thread(self.store.close)
+        log.info("stopped")
+
+    # ---- signals
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._spawn_reload)
+
+    def _spawn_reload(self) -> None:
+        task = asyncio.create_task(self._take_new_settings(), name="reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take_new_settings(self) -> None:
+        """SIGHUP: take over what can change at run time; a configuration with an error changes nothing."""
+        try:
+            new = await asyncio.to_thread(self._reload)
+        except ConfigError as cause:
+            log.error("the configuration is not reloaded: %s", str(cause).replace("\n", "; "))  # noqa: TRY400
+            return
+        now, later = changes(self.settings, new)
+        await self._apply(new)
+        for name in later:
+            log.warning("%s takes effect at the next start", name)
+        log.info("reloaded: %s", ", ".join(now) or "nothing that can change at run time")
+
+    async def _apply(self, new: Settings) -> None:
+        old, self.settings = self.settings, new
+        marks = {source.name: source.mark for source in self.sources.all()}
+        replaced = self.sources.configure(new.sources, new.fetch, anew=old.fetch != new.fetch)
+        for source in self.sources.all():
+            if marks.get(source.name, source.mark).digest != source.mark.digest:
+                await self._forget_source(source.name)
+        await self.store.renew([source.mark for source in self.sources.all()])
+        self._generation = uuid.uuid4().hex
+        self.cache.ledger.caps = _caps(new)
+        self.cache.retries = new.fetch.retries
+        self.cache.grace.seconds = new.cache.grace
+        self.workers.limits = _limits(new)
+        self.turns.limit(new.fetch.concurrency, self.sources.limits())
+        logging.getLogger().setLevel(new.log.level.upper())
+        self.cache.room.changed()
+        for one in replaced:
+            self.cache.later(self._retire(one))
+
+    async def _forget_source(self, name: str) -> None:
+        """A source reads from elsewhere now: what it brought is not its any more."""
+        for entry in [entry for entry in self.cache.ledger.entries() if entry.ref.source == name]:
+            await self.cache.lose(entry)
+
+    async def _retire(self, source: Configured) -> None:
+        await self.cache.without_flights(source.name)
+        await source.origin.close()
+
+    async def _look_for_folder(self) -> None:
+        """Somebody may have removed the cache directory: it is made anew, and nothing is in it."""
+        if await self.store.remake([source.mark for source in self.sources.all()]):
+            log.warning("the cache directory was removed: it is made anew")
+            self.cache.ledger.clear()
+            self.plans.clear()
+            self._generation = uuid.uuid4().hex
+
+
+def _caps(settings: Settings) -> Caps:
+    cache = settings.cache
+    return Caps(cache.max_shards, cache.max_bytes, cache.min_free)
+
+
+def _limits(settings: Settings) -> Limits:
+    limits = settings.cache.unpack_limits
+    return Limits(limits.members, limits.bytes, limits.seconds)
+
+
+async def _main(settings: Settings, reload: Reload) -> None:
+    await Daemon(settings, reload).serve()
+
+
+def run(settings: Settings, reload: Reload) -> None:
+    """Serve until a signal ends it. A thread that hangs in a dead mount cannot be joined, so the process just ends."""
+    import uvloop  # noqa: PLC0415 - the command line's other commands do without
+
+    logs.configure(settings.log.format, settings.log.level)
+    uvloop.run(_main(settings, reload))
+    logging.shutdown()
+    os._exit(0)

@@ -1,0 +1,191 @@
+"""One transfer: its turn among the others, its tries, and how the bytes come to staging."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+
+from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, NoSpace, OriginUnavailable
+from cachedaemon.ledger import Flight
+from cachedaemon.metrics import Metrics
+from cachedaemon.model import Need, blocks
+from cachedaemon.origins import Stream
+from cachedaemon.store import Staged, Store
+
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 10.0
+INODES = 3
+"""A shard, its meta file and its member table."""
+STEP_LEAST, STEP_MOST = 1 << 20, 32 << 20
+"""Bytes by which the reservation of a transfer of unknown size grows."""
+
+
+class Turns:
+    """Places for transfers, over all sources and per source; demand first, then the order of asking."""
+
+    def __init__(self, total: int, per_source: Mapping[str, int]) -> None:
+        self._total = total
+        self._per_source = dict(per_source)
+        self._running: dict[str, int] = {}
+        self._waiting: list[tuple[Flight, asyncio.Future[None]]] = []
+
+    def limit(self, total: int, per_source: Mapping[str, int]) -> None:
+        """Change the limits; transfers under way go on."""
+        self._total, self._per_source = total, dict(per_source)
+        self._next()
+
+    @asynccontextmanager
+    async def turn(self, flight: Flight) -> AsyncIterator[None]:
+        """Wait for a place, and keep it for the block."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((flight, place))
+        self._next()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled() or not place.done():
+                self._waiting.remove((flight, place))
+            else:
+                self._leave(flight)
+            raise
+        try:
+            yield
+        finally:
+            self._leave(flight)
+
+    def _leave(self, flight: Flight) -> None:
+        self._running[flight.ref.source] -= 1
+        self._next()
+
+    def _next(self) -> None:
+        for flight, place in sorted(self._waiting, key=lambda one: one[0].rank):
+            if sum(self._running.values()) >= self._total:
+                return
+            source = flight.ref.source
+            if not place.done() and self._running.get(source, 0) < self._per_source.get(source, 1):
+                self._running[source] = self._running.get(source, 0) + 1
+                self._waiting.remove((flight, place))
+                place.set_result(None)
+
+
+class Stopped(Exception):
+    """The transfer gives its room to another and queues again in its old place."""
+
+
+class Impatient(Exception):
+    """Room is not to be had while the origin waits with an open answer: let go of it, and ask again with room."""
+
+
+class Try:
+    """One try, as an asynchronous block. It ends a failure that is worth another try, and can be stopped from outside."""
+
+    def __init__(self, flight: Flight, metrics: Metrics) -> None:
+        self._flight = flight
+        self._metrics = metrics
+        self._task: asyncio.Task[object] | None = None
+        self._stopped = False
+        self.cause: CacheDaemonError | Stopped | Impatient | None = None
+
+    def stop(self) -> None:
+        """End this try: its room is wanted elsewhere."""
+        if self._task is not None and not self._stopped:
+            self._stopped = True
+            self._task.cancel()
+
+    async def __aenter__(self) -> Try:
+        self._task = asyncio.current_task()
+        self._flight.written = 0
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        task, self._task = self._task, None
+        if self._stopped and task is not None and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
+            error = Stopped()
+        self._flight.written = 0
+        if isinstance(error, Stopped | NoSpace):
+            self._flight.give_back()
+        if isinstance(error, CacheDaemonError):
+            self._metrics.fetch_failures.labels(self._flight.ref.source, error.code).inc()
+        if isinstance(error, Stopped | Impatient | OriginUnavailable | NoSpace | Corrupt):
+            self.cause = error
+            return True
+        return False
+
+
+Stops = dict[Flight, Callable[[], None]]
+"""How to stop the try of each flight."""
+
+
+async def tries(flight: Flight, retries: int, metrics: Metrics, *, stops: Stops) -> AsyncIterator[Try]:
+    """Tries until one ends well; after `retries` more that failed, the last cause is raised.
+
+    Between them lies a random pause that grows (full jitter), or what the origin asked for with `Retry-After`. Giving way
+    to another transfer is no failure.
+    """
+    failed = 0
+    while True:
+        one = Try(flight, metrics)
+        stops[flight] = one.stop
+        try:
+            yield one
+        finally:
+            stops.pop(flight, None)
+        cause = one.cause
+        if cause is None:
+            return
+        if isinstance(cause, CacheDaemonError):
+            flight.cause = cause
+            if failed >= retries:
+                raise cause
+            await asyncio.sleep(pause(failed, cause))
+            failed += 1
+
+
+def pause(failed: int, cause: CacheDaemonError) -> float:
+    """Seconds before the next try."""
+    asked = cause.retry_after if isinstance(cause, OriginUnavailable) else None
+    spread = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**failed))  # noqa: S311 - spreads load, keeps no secret
+    return spread if asked is None else asked + spread
+
+
+class Landing:
+    """Bytes on their way from an origin to staging. `needs` yields how much room is needed in all, before it is used."""
+
+    def __init__(self, store: Store, staged: Staged, flight: Flight, metrics: Metrics, most: int) -> None:
+        self._store = store
+        self._staged = staged
+        self._flight = flight
+        self._bytes = metrics.origin_bytes.labels(flight.ref.source)
+        self._most = most
+
+    async def needs(self, stream: Stream) -> AsyncIterator[Need]:
+        """Write the stream to staging. Raises `Cut` when its length is not as announced."""
+        size = stream.size
+        if size is not None:
+            yield Need(blocks(size), INODES)
+            await self._store.expect(self._staged, size)
+        self._flight.growing = size is None
+        room = 0
+        async for pieces in stream.pieces():
+            count = sum(len(piece) for piece in pieces)
+            self._bytes.inc(count)
+            after = self._staged.size + count
+            if size is None and after > room:
+                room = self._more(after)
+                yield Need(blocks(room), INODES)
+            elif size is not None and after > size:
+                raise Cut(f"{self._flight.ref}: got over {size} bytes, which the origin announced")
+            await self._store.write(self._staged, pieces)
+            self._flight.written = self._staged.size
+        if size is not None and self._staged.size != size:
+            raise Cut(f"{self._flight.ref}: got {self._staged.size} of {size} bytes")
+
+    def _more(self, least: int) -> int:
+        step = min(STEP_MOST, max(STEP_LEAST, self._staged.size // 4))
+        target = least + step
+        return max(least, min(target, self._most)) if self._most else target

@@ -1,0 +1,110 @@
+"""The Unix socket of the daemon: one daemon a path, the right mode from the first moment, nothing stale in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+from cachedaemon.errors import StartError
+
+BACKLOG = 4096
+LOCK_WAIT = 5.0
+"""Seconds that a start waits for the daemon before it to end."""
+
+
+class Listener:
+    """A bound socket, and the lock beside it that says whose it is."""
+
+    def __init__(self, path: Path, mode: int, group: int | None) -> None:
+        self.path = path
+        self._mode = mode
+        self._group = group
+        self._lock = -1
+        self._inode: tuple[int, int] | None = None
+
+    def lock(self) -> None:
+        """Claim the path. Blocks for 5 s at the most; `StartError` when another daemon has it."""
+        try:
+            _make_folder(self.path.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(f"{self.path}.lock", flags, 0o600)
+        except OSError as cause:
+            raise StartError(f"server.socket = {str(self.path)!r}: {cause.strerror}") from cause
+        deadline = time.monotonic() + LOCK_WAIT
+        while not _locked(self._lock):
+            if time.monotonic() > deadline:
+                os.close(self._lock)
+                raise StartError(f"another daemon listens at {self.path}")
+            time.sleep(0.05)
+
+    def bind(self) -> socket.socket:
+        """The listening socket. It appears at its path complete: bound beside, given mode and group, then renamed."""
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._refuse_other_files()
+            beside = f"/proc/self/fd/{folder}/.{os.getpid()}"  # short, whatever the folder's path is
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+            link.bind(beside)
+            if self._group is not None:
+                os.chown(beside, -1, self._group)
+            os.chmod(beside, self._mode)
+            link.listen(BACKLOG)
+            os.rename(beside, self.path)
+            seen = os.lstat(self.path)
+            self._inode = (seen.st_dev, seen.st_ino)
+        except OSError as cause:
+            link.close()
+            raise StartError(f"server.socket = {str(self.path)!r}: {cause.strerror}") from cause
+        finally:
+            os.close(folder)
+        return link
+
+    def _refuse_other_files(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise StartError(f"server.socket = {str(self.path)!r}: a file that is no socket is in its place")
+
+    def close(self) -> None:
+        """Take the socket's name away, if it is still ours, and give up the claim."""
+        with contextlib.suppress(OSError):
+            seen = os.lstat(self.path)
+            if (seen.st_dev, seen.st_ino) == self._inode:
+                os.unlink(self.path)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _make_folder(path: Path) -> None:
+    for parent in reversed([one for one in (path, *path.parents) if not one.exists()]):
+        parent.mkdir(exist_ok=True)
+        parent.chmod(0o755)  # whatever the umask is: readers must be able to pass
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def tcp(host: str, port: int) -> socket.socket:
+    """The listening socket for scraping; a taken port is a start error."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    link = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        link.bind((host, port))
+        link.listen(128)
+    except OSError as cause:
+        link.close()
+        raise StartError(f"server.http = '{host}:{port}': {cause.strerror}") from cause
+    return link

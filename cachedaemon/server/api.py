@@ -1,0 +1,247 @@
+"""The API's calls. All routes stand in one table at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from cachedaemon.cache import Answer, Cache
+from cachedaemon.errors import BadRequest, NotFound
+from cachedaemon.events import Events
+from cachedaemon.metrics import Metrics
+from cachedaemon.model import Ref
+from cachedaemon.plans import Plan, Plans, is_plan_id
+from cachedaemon.prefetch import Job, Prefetch
+from cachedaemon.server import bodies, openapi
+from cachedaemon.server.peers import require_admin
+from cachedaemon.server.promises import Promises
+from cachedaemon.server.view import View
+from cachedaemon.store import Store
+
+PAGE = 1000
+"""Shards of one answer, unless asked otherwise."""
+PAGE_MOST = 10_000
+HEARTBEAT = 15.0
+"""Seconds between two signs of life on a stream of events."""
+CHECKED_HERE = 1000
+"""Keys that are checked on the loop; more go to a thread."""
+
+
+class Api:
+    """Handlers of the calls below `/v1`."""
+
+    def __init__(  # noqa: PLR0913 - everything it answers for
+        self,
+        *,
+        cache: Cache,
+        prefetch: Prefetch,
+        plans: Plans,
+        store: Store,
+        events: Events,
+        metrics: Metrics,
+        view: View,
+        policy: Callable[[], str],
+        admin_group: int | None,
+    ) -> None:
+        self._cache = cache
+        self._prefetch = prefetch
+        self._plans = plans
+        self._store = store
+        self._events = events
+        self._metrics = metrics
+        self._view = view
+        self._policy = policy
+        self._admin_group = admin_group
+        self._promises = Promises(cache.grace)
+
+    async def hello(self, _: web.Request) -> web.StreamResponse:
+        """What this daemon is."""
+        return web.json_response(self._view.hello())
+
+    async def status(self, _: web.Request) -> web.StreamResponse:
+        """What it does right now."""
+        return web.json_response(self._view.status(self._policy()))
+
+    async def openapi(self, _: web.Request) -> web.StreamResponse:
+        """The description of this API, generated from the code."""
+        return web.json_response(openapi.document(ROUTES))
+
+    async def acquire(self, request: web.Request) -> web.StreamResponse:
+        """Wait until a shard is local."""
+        asked = await bodies.body(request, bodies.ACQUIRE)
+        answer = await self._cache.acquire(asked.source, asked.key, bodies.wait_of(asked.wait))
+        return await self._promised(request, Ref(asked.source, asked.key), answer)
+
+    async def _promised(self, request: web.Request, ref: Ref, answer: Answer) -> web.StreamResponse:
+        """Write the answer; only one that went out keeps its promise."""
+        response = web.json_response({"path": answer.path, "size": answer.size, "result": answer.result})
+        written = False
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+            written = request.transport is not None and not request.transport.is_closing()
+        finally:
+            if written:
+                self._promises.keep(request, ref, answer.promise)
+            else:
+                self._cache.grace.end(answer.promise)
+        return response
+
+    async def touch(self, request: web.Request) -> web.StreamResponse:
+        """Shards were used; a plan has moved."""
+        said = await bodies.body(request, bodies.TOUCH)
+        self._cache.sources[said.source]
+        hits = 0
+        for key, age in said.used:
+            ref = Ref(said.source, key)
+            self._cache.touch(ref, age)
+            hits += not self._promises.end(request, ref)
+        if hits:
+            self._metrics.requests.labels(said.source, "hit").inc(hits)
+        if said.plan is not None and not self._plans.move(said.plan, said.position, time.monotonic()):
+            raise NotFound(f"no plan {said.plan!r}")
+        return web.Response(status=204)
+
+    async def prefetch(self, request: web.Request) -> web.StreamResponse:
+        """Bring shards ahead."""
+        asked = await bodies.body(request, bodies.PREFETCH)
+        source = self._cache.sources[asked.source]
+        keys = asked.keys if asked.keys is not None else await source.origin.keys()
+        job = self._prefetch.start(asked.source, await self._checked(asked.source, keys))
+        return web.json_response({"job": job.id}, status=202)
+
+    async def job(self, request: web.Request) -> web.StreamResponse:
+        """How far a prefetch is."""
+        return web.json_response(_job(self._prefetch.get(request.match_info["job"])))
+
+    async def put_plan(self, request: web.Request) -> web.StreamResponse:
+        """Take a plan into force."""
+        name = _plan_id(request)
+        asked = await bodies.body(request, bodies.PLAN)
+        keys = await self._checked(asked.source, asked.keys)
+        if not 0 <= asked.position <= len(keys):
+            raise BadRequest(f"body.position: {asked.position} is not within the {len(keys)} keys")
+        if asked.holds < 1:
+            raise BadRequest(f"body.holds: {asked.holds}; a consumer holds at least 1 shard")
+        file = await self._store.make_plan(name)
+        self._plans.put(Plan(name, asked.source, keys, asked.position, asked.holds, time.monotonic()))
+        return web.json_response({"file": file})
+
+    async def end_plan(self, request: web.Request) -> web.StreamResponse:
+        """End a plan."""
+        name = _plan_id(request)
+        if not self._plans.end(name):
+            raise NotFound(f"no plan {name!r}")
+        await self._store.drop_plan(name)
+        return web.Response(status=204)
+
+    async def _checked(self, source: str, keys: list[str]) -> list[str]:
+        def check() -> None:
+            for key in keys:
+                self._cache.sources.shard(source, key)
+
+        self._cache.sources[source]
+        if len(keys) <= CHECKED_HERE:
+            check()
+        else:
+            await asyncio.to_thread(check)
+        return keys
+
+    async def shards(self, request: web.Request) -> web.StreamResponse:
+        """What is here, page by page."""
+        source, prefix = request.query.get("source"), request.query.get("prefix", "")
+        if source is not None:
+            self._cache.sources[source]
+        limit = bodies.number(request, "limit", PAGE, PAGE_MOST)
+        found = self._cache.ledger.page(source, prefix, _place(request.query.get("after")), limit + 1)
+        offset = time.time() - time.monotonic()
+        rows = [
+            {
+                "source": entry.ref.source,
+                "key": entry.ref.key,
+                "size": entry.size,
+                "state": "suspect" if entry.suspect else "ready",
+                "leased": await self._cache.is_leased(entry),
+                "last_used": round(entry.used + offset, 3),
+                "path": self._cache.path_of(entry),
+            }
+            for entry in found[:limit]
+        ]
+        after = json.dumps(found[limit - 1].ref) if len(found) > limit else None
+        return web.json_response({"shards": rows, "next": after})
+
+    async def evict(self, request: web.Request) -> web.StreamResponse:
+        """Remove one shard."""
+        require_admin(request, self._admin_group)
+        await self._cache.evict(bodies.needed(request, "source"), bodies.needed(request, "key"))
+        return web.Response(status=204)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events (HTML Living Standard, 9.2), from now on."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        with self._events.listen() as queue:
+            await response.prepare(request)
+            await response.write(b": from now on\n\n")
+            while True:
+                try:
+                    event = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                except TimeoutError:
+                    await response.write(b": alive\n\n")
+                    continue
+                data = json.dumps({"source": event.ref.source, "key": event.ref.key, **event.details})
+                await response.write(f"event: {event.name}\ndata: {data}\n\n".encode())
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "job": job.id,
+        "state": job.state,
+        "total": job.total,
+        "done": job.done,
+        "failed": job.failed,
+        "bytes": job.bytes,
+        "errors": job.errors,
+    }
+
+
+def _plan_id(request: web.Request) -> str:
+    name = request.match_info["id"]
+    if not is_plan_id(name):
+        raise BadRequest(
+            f"{name!r} cannot name a plan: allowed are 1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first"
+        )
+    return name
+
+
+def _place(after: str | None) -> Ref | None:
+    """The cursor of the page before; what it looks like is nobody's business."""
+    if after is None:
+        return None
+    try:
+        source, key = json.loads(after)
+        return Ref(str(source), str(key))
+    except (ValueError, TypeError):
+        raise BadRequest(f"after={after!r} is not a cursor of this API") from None
+
+
+Handler = Callable[[Api, web.Request], Awaitable[web.StreamResponse]]
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/v1/hello", Api.hello),
+    ("GET", "/v1/status", Api.status),
+    ("GET", "/v1/openapi.json", Api.openapi),
+    ("POST", "/v1/acquire", Api.acquire),
+    ("POST", "/v1/touch", Api.touch),
+    ("POST", "/v1/prefetch", Api.prefetch),
+    ("GET", "/v1/jobs/{job}", Api.job),
+    ("PUT", "/v1/plans/{id}", Api.put_plan),
+    ("DELETE", "/v1/plans/{id}", Api.end_plan),
+    ("GET", "/v1/shards", Api.shards),
+    ("DELETE", "/v1/shards", Api.evict),
+    ("GET", "/v1/events", Api.events),
+)

@@ -1,0 +1,64 @@
+"""Requests: JSON bodies against the client distribution's dataclasses, and query strings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from cachedaemon.errors import BadRequest
+from cachedaemon_client.wire import Acquire, Prefetch, PutPlan, Touch
+
+T = TypeVar("T")
+
+LARGEST = 256 << 20
+"""Bytes of a body: a plan of a million long keys."""
+LONGEST_WAIT = 7 * 86400.0
+"""Seconds."""
+
+ACQUIRE: TypeAdapter[Acquire] = TypeAdapter(Acquire)
+PREFETCH: TypeAdapter[Prefetch] = TypeAdapter(Prefetch)
+PLAN: TypeAdapter[PutPlan] = TypeAdapter(PutPlan)
+TOUCH: TypeAdapter[Touch] = TypeAdapter(Touch)
+
+
+async def body(request: web.Request, kind: TypeAdapter[T]) -> T:
+    """The request's body; `BadRequest` names the member, and what is allowed."""
+    try:
+        return kind.validate_json(await request.read(), strict=True)
+    except ValidationError as cause:
+        first = cause.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"body{'.' if place else ''}{place}: {first['msg']}") from None
+
+
+def wait_of(seconds: float) -> float:
+    """A time to wait that can be meant."""
+    if not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_WAIT:
+        raise BadRequest(f"body.wait: {seconds} is not possible; allowed are 0 to {LONGEST_WAIT:.0f} seconds")
+    return seconds
+
+
+def number(request: web.Request, name: str, default: int, most: int) -> int:
+    """A number of the query."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 9 and 1 <= int(text) <= most):
+        raise BadRequest(f"{name}={text!r}: allowed are 1 to {most}")
+    return int(text)
+
+
+def needed(request: web.Request, name: str) -> str:
+    """A word of the query that must be there."""
+    value = request.query.get(name)
+    if not value:
+        raise BadRequest(f"the query has no {name!r}")
+    return value
+
+
+def json_error(code: str, message: str, *, retryable: bool, **details: Any) -> dict[str, Any]:
+    """The body of every error."""
+    return {"error": {"code": code, "message": message, "retryable": retryable, **details}}

@@ -1,0 +1,109 @@
+"""What the API says of the daemon: `hello`, `status` and the gauges of /metrics, each read from the ledger as it is."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from cachedaemon import __version__
+from cachedaemon.cache import Cache
+from cachedaemon.config import public_url
+from cachedaemon.metrics import Gauge
+from cachedaemon.plans import Plans
+from cachedaemon.upkeep import Upkeep
+from cachedaemon_client.wire import PROTOCOL
+
+
+class View:
+    """One daemon, looked at."""
+
+    def __init__(self, cache: Cache, plans: Plans, upkeep: Upkeep, cache_dir: str) -> None:
+        self._cache = cache
+        self._plans = plans
+        self._upkeep = upkeep
+        self._cache_dir = cache_dir
+        self._started = time.monotonic()
+
+    def hello(self) -> dict[str, Any]:
+        """Answer to `GET /v1/hello`; no secret, no signature."""
+        sources = {
+            one.name: {"url": public_url(one.settings.url), "archives": one.settings.archives, "direct": one.direct}
+            for one in self._cache.sources.all()
+        }
+        return {"version": __version__, "protocol": PROTOCOL, "cache_dir": self._cache_dir, "sources": sources}
+
+    def status(self, policy: str) -> dict[str, Any]:
+        """Answer to `GET /v1/status`."""
+        ledger = self._cache.ledger
+        return {
+            "version": __version__,
+            "uptime": round(time.monotonic() - self._started, 3),
+            "health": self._upkeep.health,
+            "cache": {
+                "shards": len(ledger),
+                "bytes": ledger.bytes,
+                "reserved_bytes": ledger.reserved,
+                "max_shards": ledger.caps.max_shards,
+                "max_bytes": ledger.caps.max_bytes,
+                "policy": policy,
+                "regret": None,
+                "full": self._full(),
+            },
+            "fetches": [
+                {"source": f.ref.source, "key": f.ref.key, "bytes": f.written, "size": f.room.bytes if f.slot else None}
+                for f in ledger.flights.values()
+            ],
+            "waiters": sum(flight.waiters for flight in ledger.flights.values()),
+            "plans": [
+                {"id": p.id, "source": p.source, "keys": len(p.keys), "position": p.position, "state": "running"}
+                for p in self._plans
+            ],
+            "sources": self._sources(),
+        }
+
+    def _full(self) -> dict[str, int] | None:
+        full = self._cache.room.full
+        return (
+            {"leased": full.leased, "in_transfer": full.flying, "waiting": self._cache.room.waiting} if full else None
+        )
+
+    def _sources(self) -> dict[str, Any]:
+        ledger = self._cache.ledger
+        flying = Counter(flight.ref.source for flight in ledger.flights.values())
+        return {
+            one.name: {
+                "url": public_url(one.settings.url),
+                "archives": one.settings.archives,
+                "direct": one.direct,
+                "shards": ledger.per_source.get(one.name, [0, 0])[0],
+                "bytes": ledger.per_source.get(one.name, [0, 0])[1],
+                "fetching": flying[one.name],
+            }
+            for one in self._cache.sources.all()
+        }
+
+    def health(self) -> dict[str, str]:
+        """What is wrong, by area."""
+        return self._upkeep.health
+
+    def gauges(self) -> Iterable[Gauge]:
+        """Read at every scrape."""
+        ledger = self._cache.ledger
+        yield "max_shards", "The shard cap; 0: none", {}, ledger.caps.max_shards
+        yield "max_bytes", "The byte cap; 0: none", {}, ledger.caps.max_bytes
+        yield "degraded", "1 while something is wrong that /healthz names", {}, float(bool(self._upkeep.health))
+        flying, waiting = Counter[str](), Counter[str]()
+        for flight in ledger.flights.values():
+            flying[flight.ref.source] += 1
+            waiting[flight.ref.source] += flight.waiters
+        planned = Counter(plan.source for plan in self._plans)
+        for name in dict.fromkeys([*(one.name for one in self._cache.sources.all()), *ledger.per_source]):
+            shards, size = ledger.per_source.get(name, [0, 0])
+            labels = {"source": name}
+            yield "shards", "Published shards", labels, shards
+            yield "bytes", "Allocated bytes of published shards", labels, size
+            yield "fetches_in_flight", "Transfers under way or queued", labels, flying[name]
+            yield "waiters", "Requests that wait for a shard", labels, waiting[name]
+            yield "plans", "Plans that run", labels, planned[name]

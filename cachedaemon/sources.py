@@ -1,0 +1,85 @@
+"""The configured sources, each with its origin."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from cachedaemon.config import Fetch, Source
+from cachedaemon.errors import BadRequest, UnknownSource
+from cachedaemon.metrics import Metrics
+from cachedaemon.model import Ref
+from cachedaemon.origins import Origin, origin_of
+from cachedaemon.store import SourceMark
+from cachedaemon_client.names import name_of
+
+LONGEST_KEY = 4096
+"""Bytes of a key's UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A source in force."""
+
+    name: str
+    settings: Source
+    origin: Origin
+
+    @property
+    def direct(self) -> bool:
+        """Whether readers may lease without asking: its shards never change."""
+        return self.settings.revalidate == "never"
+
+    @property
+    def mark(self) -> SourceMark:
+        """What the shards on the disk depend on."""
+        said = "\n".join((self.settings.url, str(self.settings.urls), self.settings.archives, self.settings.etl or ""))
+        digest = hashlib.sha256(said.encode()).hexdigest()
+        return SourceMark(self.name, digest, self.settings.archives, self.direct)
+
+
+class Sources:
+    """All sources by name. A reload replaces those that changed; `replaced` are closed when their flights have ended."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._all: dict[str, Configured] = {}
+
+    def configure(self, sources: dict[str, Source], fetch: Fetch, *, anew: bool) -> list[Configured]:
+        """Take these into force; those that were replaced. `anew`: limits that all origins know have changed."""
+        before, self._all = self._all, {}
+        for name, settings in sources.items():
+            old = before.get(name)
+            if old is not None and old.settings == settings and not anew:
+                self._all[name] = old
+            else:
+                self._metrics.expect(name)
+                self._all[name] = Configured(name, settings, origin_of(name, settings, fetch, self._metrics))
+        return [old for name, old in before.items() if self._all.get(name) is not old]
+
+    def __getitem__(self, name: str) -> Configured:
+        """A source; `UnknownSource` names those there are."""
+        try:
+            return self._all[name]
+        except KeyError:
+            allowed = ", ".join(sorted(self._all)) or "none"
+            raise UnknownSource(f"no source {name!r}: configured are {allowed}") from None
+
+    def all(self) -> list[Configured]:
+        """Every source."""
+        return list(self._all.values())
+
+    def limits(self) -> dict[str, int]:
+        """Transfers at once, per source."""
+        return {name: source.settings.concurrency for name, source in self._all.items()}
+
+    def shard(self, source: str, key: str) -> tuple[Configured, Ref]:
+        """The source and the reference of a shard that is asked for; `BadRequest` for an impossible key."""
+        configured = self[source]
+        try:
+            name_of(key)
+        except ValueError as cause:
+            raise BadRequest(f"source {source!r}: {cause}") from None
+        if (length := len(key.encode())) > LONGEST_KEY:
+            raise BadRequest(f"source {source!r}: a key of {length} bytes; allowed are {LONGEST_KEY}")
+        return configured, Ref(source, key)

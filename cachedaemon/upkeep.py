@@ -1,0 +1,135 @@
+"""What goes on beside the walk: last uses to the disk, syncing, looking for damage, proving suspects, ending plans."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from cachedaemon.cache import CHECK, Cache
+from cachedaemon.errors import CacheDaemonError
+from cachedaemon.ledger import Entry
+from cachedaemon.model import Ref
+from cachedaemon.plans import Plans
+from cachedaemon.store import Found, Opened, Store
+
+log = logging.getLogger(__name__)
+
+NOTE_USES = 1.0
+"""Seconds that a last use may be missing on the disk."""
+LOOK_AT_PLANS = 1.0
+SLOW_RETRY = 5.0
+
+
+def admit(cache: Cache, opened: Opened) -> None:
+    """Take what was found at start into the ledger, in the order of last use; stamps from the future count as now."""
+    now, wall = time.monotonic(), time.time()
+    for found in sorted(opened.found, key=lambda one: one.used):
+        cache.ledger.add(_entry(found, now - max(0.0, wall - found.used)))
+    for path, room in opened.trash:
+        cache.ledger.leftover(room)
+        cache.trash.throw(path, room)
+
+
+def _entry(found: Found, used: float) -> Entry:
+    entry = Entry(found.ref, found.name, found.stamp, found.size, found.blocks, found.inodes, used)
+    entry.suspect, entry.checked = found.suspect, False
+    return entry
+
+
+class Upkeep:
+    """The background work of one cache. `health` says what is wrong, by area."""
+
+    def __init__(self, cache: Cache, store: Store, plans: Plans, scan_every: Callable[[], float]) -> None:
+        self._cache = cache
+        self._store = store
+        self._plans = plans
+        self._scan_every = scan_every
+        self._durability: str | None = None
+
+    @property
+    def health(self) -> dict[str, str]:
+        """What is wrong now; empty when all is well."""
+        found = {"disk": self._durability or self._cache.trash.failing}
+        return {area: what for area, what in found.items() if what}
+
+    async def run(self) -> None:
+        """All of it, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for work in (self._note, self._sync, self._scan, self._prove, self._end_plans):
+                group.create_task(work(), name=work.__name__)
+            group.create_task(self._cache.room.keep(), name="room")
+            group.create_task(self._cache.trash.empty(), name="trash")
+
+    async def note_uses(self) -> None:
+        """Write the last uses that gathered to the disk, so that a restart keeps the order."""
+        used, self._cache.used = self._cache.used, {}
+        offset = time.time() - time.monotonic()
+        if used:
+            await self._store.note_uses([(ref, entry.name, entry.used + offset) for ref, entry in used.items()])
+
+    async def _note(self) -> None:
+        while True:
+            await asyncio.sleep(NOTE_USES)
+            await self.note_uses()
+
+    async def _sync(self) -> None:
+        """Make each new shard durable, in the background; a shard that the disk cannot keep goes."""
+        while True:
+            entry = await self._cache.unsynced.get()
+            try:
+                used = entry.used + time.time() - time.monotonic()
+                await self._store.make_durable(entry.ref, entry.name, entry.stamp, used)
+            except OSError as cause:
+                self._durability = f"syncing {entry.ref}: {cause.strerror}"
+                log.warning("%s: it is fetched again when it is asked for", self._durability)
+                await self._cache.lose(entry)
+            else:
+                self._durability = None
+
+    async def _scan(self) -> None:
+        """Notice what somebody changed behind the daemon's back."""
+        while True:
+            every = self._scan_every()
+            await asyncio.sleep(every or SLOW_RETRY)
+            if every:
+                await self._cache.absent()
+                await self.look()
+
+    async def look(self) -> None:
+        """Compare everything with the disk, once."""
+        entries = {entry.ref: entry for entry in self._cache.ledger.entries() if not entry.suspect}
+        known = [self._store.known(e.ref, e.name, e.stamp, unread_meta=not e.checked) for e in entries.values()]
+        lost = set(await self._store.changed(known))
+        for ref, entry in entries.items():
+            if ref in lost:
+                log.warning("%s was changed or removed by somebody else", ref)
+                await self._cache.lose(entry)
+            else:
+                entry.checked = True
+
+    async def _prove(self) -> None:
+        """Check the shards that an unclean boot has left, one by one."""
+        suspects = [entry.ref for entry in self._cache.ledger.entries() if entry.suspect]
+        for ref in suspects:
+            await self._prove_one(ref)
+
+    async def _prove_one(self, ref: Ref) -> None:
+        entry = self._cache.ledger.get(ref)
+        if entry is None or not entry.suspect:
+            return
+        try:
+            await self._cache.bring(ref.source, ref.key, CHECK)
+        except CacheDaemonError as cause:
+            log.warning("%s could not be checked: %s", ref, cause)
+            await self._cache.lose(entry)
+
+    async def _end_plans(self) -> None:
+        """A plan ends with its owner."""
+        while True:
+            await asyncio.sleep(LOOK_AT_PLANS)
+            if len(self._plans):
+                held = await self._store.held_plans([plan.id for plan in self._plans])
+                for name in self._plans.ended(held, time.monotonic()):
+                    await self._store.drop_plan(name)
