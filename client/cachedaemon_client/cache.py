@@ -46,11 +46,13 @@ class ShardCache(Local):
 
     # ---- shards
 
-    def open(self, key: str) -> Shard:
-        """Lease a shard, waiting until it is local. Use it in a `with` block, or close it."""
+    def _missed(self, key: str) -> Shard:
+        """A shard that could not be leased at once. The first time, the daemon has to say where its shards are."""
         if self._view is None and self._look() is None:
             self._greet()
-        shard = self.hit(key) or self.acquire(key)
+        if key not in self._paths and self.path_of(key) is not None:
+            return self.open(key)
+        shard = self.acquire(key)
         if self._plans:
             self.moved(key)
         return shard

@@ -10,44 +10,37 @@ from __future__ import annotations
 
 import os
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
+from os import close, fstat, lstat
+from os import open as open_file
 
-from cachedaemon_client.process import guard, held
+from cachedaemon_client.process import LEASED
 
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in a shard's place must not stop anybody
 _SHARED = LOCK_SH | LOCK_NB
 _EXCLUSIVE = LOCK_EX | LOCK_NB
 
 
-class Busy(Exception):
+class Busy(Exception):  # noqa: N818 - a state of the shard, not a failure
     """Somebody holds a lock that does not go with the one wanted."""
 
 
-class Gone(Exception):
+class Gone(Exception):  # noqa: N818 - a state of the shard, not a failure
     """Nothing is published at the path, or no longer what was opened."""
 
 
-def take(path: str) -> tuple[int, os.stat_result]:
-    """Lease what is published at `path`: its descriptor and `fstat`. Raises `Busy` or `Gone`."""
-    return _locked(path, _SHARED)
+def take(path: str, folder: int | None = None, how: int = _SHARED) -> tuple[int, os.stat_result]:
+    """Lease what is published at `path`, below an open folder if one is given: its descriptor and `fstat`.
 
-
-def take_exclusive(path: str) -> tuple[int, os.stat_result]:
-    """Lock `path` against every reader, to evict it. Raises `Busy` or `Gone`."""
-    return _locked(path, _EXCLUSIVE)
-
-
-def _locked(path: str, how: int) -> tuple[int, os.stat_result]:
+    Raises `Busy` or `Gone`. The tuple's fields are read by number (1 is the inode, 2 the device): this is every hit.
+    """
     try:
-        with guard:
-            descriptor = os.open(path, _FLAGS)
-            held.add(descriptor)
+        descriptor = open_file(path, LEASED, dir_fd=folder)
     except (FileNotFoundError, NotADirectoryError):
         raise Gone(path) from None
     try:
         flock(descriptor, how)
-        opened = os.fstat(descriptor)
-        published = os.stat(path, follow_symlinks=False)
-        if published.st_ino == opened.st_ino and published.st_dev == opened.st_dev:
+        opened = fstat(descriptor)
+        published = lstat(path, dir_fd=folder)
+        if published[1] == opened[1] and published[2] == opened[2]:
             return descriptor, opened
         raise Gone(path)
     except BlockingIOError:
@@ -61,9 +54,19 @@ def _locked(path: str, how: int) -> tuple[int, os.stat_result]:
         raise
 
 
+def take_exclusive(path: str) -> tuple[int, os.stat_result]:
+    """Lock `path` against every reader, to evict it. Raises `Busy` or `Gone`."""
+    return take(path, None, _EXCLUSIVE)
+
+
 def hold(descriptor: int) -> None:
     """Take the shared lock on a descriptor that nobody else can have yet (a file in staging)."""
     flock(descriptor, _SHARED)
+
+
+def let_go(descriptor: int) -> None:
+    """Give up the lock, keep the descriptor."""
+    flock(descriptor, LOCK_UN)
 
 
 def give_back(descriptor: int) -> None:
@@ -71,20 +74,11 @@ def give_back(descriptor: int) -> None:
     try:
         flock(descriptor, LOCK_UN)
     finally:
-        with guard:
-            held.discard(descriptor)
-            os.close(descriptor)
+        close(descriptor)
 
 
 def hold_plan(path: str) -> int:
     """Hold a plan's file, so that the plan ends with this process. Raises FileNotFoundError when the plan is gone."""
-    with guard:
-        descriptor = os.open(path, _FLAGS)
-        held.add(descriptor)
+    descriptor = open_file(path, LEASED)
     flock(descriptor, _SHARED)
     return descriptor
-
-
-def let_go(descriptor: int) -> None:
-    """Give up the lock, keep the descriptor."""
-    flock(descriptor, LOCK_UN)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from time import monotonic
 from typing import Any
 
-from cachedaemon_client import lease, places, process, view
+from cachedaemon_client import places, process, view
 from cachedaemon_client.errors import BadRequest, Refused, SourceUnknown
+from cachedaemon_client.folder import OpenFolder
+from cachedaemon_client.lease import Busy, Gone, take
 from cachedaemon_client.names import is_source
 from cachedaemon_client.reporter import Reporter
 from cachedaemon_client.shard import Shard
@@ -42,24 +45,38 @@ class Local:
         process.forkables.add(self)
 
     def _begin(self) -> None:
-        self._paths: dict[str, str] = {}
+        self._paths: dict[str, tuple[str, str]] = {}
         self._view: View | None = None
         self._generation: str | None = None
         self._plans: dict[str, Any] = {}
+        self._uses = self._reporter.uses
+        self._due = self._reporter.due
+        self._shards: OpenFolder | None = None
+        self._below: int | None = None
 
-    def hit(self, key: str) -> Shard | None:
-        """Lease a shard that is here and direct; None when the daemon must be asked."""
-        path = self._paths.get(key) or self.path_of(key)
-        if path is None:
-            return None
+    def open(self, key: str) -> Shard:
+        """Lease a shard, waiting until it is local. Use it in a `with` block, or close it.
+
+        A hit is all here: it asks nobody, and every line of it is paid for each time.
+        """
         try:
-            descriptor, opened = lease.take(path)
-        except (lease.Gone, lease.Busy):
-            return None
+            name, path = self._paths[key]
+            descriptor, opened = take(name, self._below)
+        except (KeyError, Gone, Busy):
+            return self._missed(key)
         except PermissionError as cause:
             raise Refused(f"{self.source}/{key}: {cause}", code="forbidden", source=self.source, key=key) from None
-        self._reporter.note(key)
-        return Shard(self, key, path, descriptor, opened, hit=True)
+        now = monotonic()
+        self._uses.append((key, now))
+        if now >= self._due[0] or len(self._uses) >= self._due[1]:
+            self._reporter.flush()
+        if self._plans:
+            self.moved(key)
+        return Shard(self, key, path, descriptor, opened, True)  # noqa: FBT003
+
+    def _missed(self, key: str) -> Shard:
+        """A shard that could not be leased at once."""
+        raise NotImplementedError
 
     def path_of(self, key: str) -> str | None:
         """Where a shard may be leased without asking; None while the daemon must be asked."""
@@ -70,20 +87,30 @@ class Local:
             path = known.path_of(self.source, key)
         except ValueError as cause:
             raise BadRequest(str(cause), code="bad_request", source=self.source, key=key) from None
+        if self._shards is None or self._shards.is_stale:
+            self._open_folder(path.rpartition("/")[0])
         if len(self._paths) >= PATHS:
             self._paths.clear()
-        self._paths[key] = path
+        self._paths[key] = (path if self._below is None else path.rpartition("/")[2], path)
         return path
+
+    def _open_folder(self, folder: str) -> None:
+        """Shards are opened below their folder: the kernel walks one name instead of the whole path."""
+        self._shards = OpenFolder.of(folder)
+        self._below = self._shards.descriptor if self._shards is not None else None
+        self._paths.clear()
 
     def lease(self, said: dict[str, Any], key: str) -> Shard | None:
         """Lease what an answer to `acquire` named; None when it was evicted again meanwhile."""
         known = self._view
         path: str = known.local(said["path"]) if known is not None else said["path"]
         try:
-            descriptor, opened = lease.take(path)
-        except (lease.Gone, lease.Busy):
+            descriptor, opened = take(path)
+        except (Gone, Busy):
             return None
-        return Shard(self, key, path, descriptor, opened, hit=said["result"] == "hit")
+        if self._shards is not None and self._shards.is_stale:
+            self._paths.clear()  # somebody removed the folder: it is opened anew with the next hit
+        return Shard(self, key, path, descriptor, opened, said["result"] == "hit")
 
     def renew(self, key: str) -> Shard:
         """Lease a shard anew, after the daemon has looked at it."""
@@ -98,8 +125,9 @@ class Local:
 
     def _look(self) -> View | None:
         """The view by the cache directory alone, where that was named."""
-        if self._folder is not None:
-            self._view = view.from_folder(self._folder)
+        if self._folder is not None and (known := view.from_folder(self._folder)) is not None:
+            self._view = known
+            process.folders.add(os.path.realpath(known.folder) + "/")
         return self._view
 
     def is_stale(self, generation: str | None) -> bool:
@@ -114,6 +142,8 @@ class Local:
             message = f"the daemon has no source {self.source!r}; it has: {allowed}"
             raise SourceUnknown(message, code="unknown_source", source=self.source)
         self._view = view.from_folder(self._folder or hello["cache_dir"], hello)
+        process.folders.add(os.path.realpath(self._view.folder) + "/")
+        self._shards, self._below = None, None
         self._paths.clear()
 
     # ---- plans

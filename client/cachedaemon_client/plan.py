@@ -28,7 +28,7 @@ class Plan:
         if holds < 1:
             raise BadRequest(f"a plan holds at least 1 shard, not {holds}", code="bad_request", source=cache.source)
         self._cache = cache
-        self._epoch = process.epoch.number
+        self._epoch = process.epoch[0]
         self._descriptor = -1
         self.id = name
         self.keys = keys
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def _inert(self) -> bool:
-        return self._epoch != process.epoch.number
+        return self._epoch != process.epoch[0]
 
     def __iter__(self) -> Iterator[Shard]:
         """Opened shards from the plan's place on, in its order."""

@@ -1,17 +1,17 @@
-"""What belongs to this process alone: descriptors that a forked child must close, never unlock.
+"""What belongs to this process alone, and what a forked child must do about it.
 
-`flock(2)` belongs to the open file, which a forked child shares. The child closes its copies here, so that the lease
-of its parent ends with the parent; it never unlocks, since that would end the lease of both. `guard` is held while a
-descriptor is opened and noted, and by every fork: no child can inherit one that nobody noted. It is re-entrant, since
-a signal handler may open a shard in the middle of an open.
+`flock(2)` belongs to the open file, which a forked child shares. The child closes its copies, so that a lease of its
+parent ends with the parent; it never unlocks, since that would end the lease of both. It finds them in its own table of
+descriptors, by the flags that only leases are opened with and by the folder they lie in: nothing has to be noted while a
+shard is opened, and no fork, whatever another thread is doing at that moment, can hand down a lease that is overlooked.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
-import threading
 from typing import Protocol
 from weakref import WeakSet
 
@@ -30,39 +30,51 @@ class Forkable(Protocol):
         """Called in the child, before any other code of it runs."""
 
 
-guard = threading.RLock()
-held: set[int] = set()
-"""Descriptors of this process that carry a lease or a plan."""
-forkables: WeakSet[Forkable] = WeakSet()
+LEASED = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""How a lease is opened. Without O_NONBLOCK a FIFO in a shard's place would stop the reader."""
+_MARK = os.O_NOFOLLOW | os.O_NONBLOCK
 
+forkables: WeakSet[Forkable] = WeakSet()
 farewells: WeakSet[Closable] = WeakSet()
 """Closed when the interpreter ends."""
-
-
-class _Epoch:
-    """Counts the forks that lie between this process and the one that first imported this module."""
-
-    __slots__ = ("number",)
-
-    def __init__(self) -> None:
-        self.number = 0
-
-
-epoch = _Epoch()
+folders: set[str] = set()
+"""Cache directories that this process has leased from."""
+epoch = [0]
+"""One number: how many forks lie between this process and the one that first imported this module."""
 
 
 def _in_child() -> None:
-    epoch.number += 1
-    for descriptor in held:
-        with contextlib.suppress(OSError):  # closed by the thread that forked, in a signal handler
-            os.close(descriptor)
-    held.clear()
+    epoch[0] += 1
+    if folders:
+        _close_leases()
     for one in list(forkables):
         one.forked()
-    guard.release()
 
 
-os.register_at_fork(before=guard.acquire, after_in_parent=guard.release, after_in_child=_in_child)
+def _close_leases() -> None:
+    for descriptor in _descriptors():
+        with contextlib.suppress(OSError):  # the listing's own, or one that is no file
+            if fcntl.fcntl(descriptor, fcntl.F_GETFL) & _MARK == _MARK and _is_leased(descriptor):
+                os.close(descriptor)
+
+
+def _descriptors() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # no /proc: the numbers that are usual
+        return list(range(3, 4096))
+
+
+def _is_leased(descriptor: int) -> bool:
+    """Whether it lies in a cache directory; published, in trash or deleted already."""
+    try:
+        place = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:  # no /proc: nobody else opens regular files so
+        return True
+    return any(place.startswith(folder) for folder in folders)
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 @atexit.register

@@ -15,8 +15,12 @@ from cachedaemon_client.wire import GENERATION, Answer, request
 
 BATCH = 256
 """Uses that are told at once, and that are kept for a silent daemon."""
+KEPT = 1 << 20
+"""Uses that are kept while the daemon is busy."""
 DELAY = 5.0
 """Seconds after which fewer are told, and between tries at a silent daemon."""
+SOON = 0.01
+"""Seconds until the answer to a report is looked for again."""
 FAREWELL = 1.0
 """Seconds that the last report may take."""
 PLACES = 1 / 20
@@ -24,32 +28,30 @@ PLACES = 1 / 20
 
 
 class Reporter:
-    """Uses of one source by one process, and the places of its plans. `note` is on the path of every hit."""
+    """Uses of one source by one process, and the places of its plans. Every hit appends to `uses`."""
 
     def __init__(self, source: str, path: str) -> None:
         self._source = source
         self._path = path
+        self.uses: deque[tuple[str, float]] = deque(maxlen=KEPT)
+        """Keys and times (monotonic seconds) of uses that are still to be told."""
+        self.due: list[float] = [0.0, BATCH]
+        """A time, and a number of uses: from either on `flush` is worth a call."""
         self.generation: str | None = None
         """What the last answer said."""
         self._begin()
         process.forkables.add(self)
 
     def _begin(self) -> None:
-        self._uses: deque[tuple[str, float]] = deque(maxlen=1 << 20)
+        self.uses.clear()
+        self.due[:] = time.monotonic() + DELAY, BATCH
         self._places: dict[str, int] = {}
         self._sent: list[tuple[str, float]] = []
-        self._due = time.monotonic() + DELAY
         self._again = 0.0
+        self._asked = 0.0
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._answer: Answer | None = None
-
-    def note(self, key: str) -> None:
-        """A shard was opened without the daemon."""
-        now = time.monotonic()
-        self._uses.append((key, now))
-        if now >= self._due or len(self._uses) >= BATCH:
-            self.flush()
 
     def place(self, plan: str, position: int) -> None:
         """A plan's next key is at `position`."""
@@ -62,23 +64,29 @@ class Reporter:
 
     def flush(self, *, at_least: float = 0.0) -> None:
         """Send what has gathered, unless the daemon still owes an answer or was told less than `at_least` seconds ago."""
-        if not self._lock.acquire(blocking=False):
-            return  # another thread is at it
+        now = time.monotonic()
+        told = self.due[0] - DELAY
+        if now < max(self._again, told + at_least if at_least else 0.0) or not self._lock.acquire(blocking=False):
+            return  # too soon, or another thread is at it
         try:
-            now = time.monotonic()
-            if now >= self._again and (not at_least or now >= self._due - DELAY + at_least):
-                self._exchange(now)
+            self._exchange(now)
         finally:
             self._lock.release()
 
     def _exchange(self, now: float) -> None:
-        self._due = now + DELAY
         if not self._settled():
-            self._again = now + DELAY if len(self._uses) >= BATCH else now
-            while len(self._uses) > BATCH:
-                self._uses.popleft()
-        elif self._uses or self._places:
+            self._wait_for_answer(now)
+        elif self.uses or self._places:
+            self.due[:] = now + DELAY, BATCH
             self._send(now)
+
+    def _wait_for_answer(self, now: float) -> None:
+        """A daemon that is busy answers a little later; one that is silent is left alone, and only the last uses kept."""
+        silent = now >= self._asked + DELAY
+        while silent and len(self.uses) > BATCH:
+            self.uses.popleft()
+        self._again = now + (DELAY if silent else SOON)
+        self.due[:] = self._again, KEPT
 
     def _settled(self) -> bool:
         """Whether the last report was answered, or is lost so that it goes out again."""
@@ -98,7 +106,7 @@ class Reporter:
         return True
 
     def _lost(self) -> None:
-        self._uses.extendleft(reversed(self._sent[-BATCH:]))
+        self.uses.extendleft(reversed(self._sent[-BATCH:]))
         self._drop()
 
     def _drop(self) -> None:
@@ -107,7 +115,7 @@ class Reporter:
             link.close()
 
     def _send(self, now: float) -> None:
-        used = self._sent = [self._uses.popleft() for _ in range(len(self._uses))]
+        used = self._sent = [self.uses.popleft() for _ in range(len(self.uses))]
         body: dict[str, Any] = {"source": self._source, "used": [(key, round(now - at, 3)) for key, at in used]}
         plan = next(iter(self._places), None)  # one plan's place a report: the others go with the next
         if plan is not None:
@@ -115,7 +123,7 @@ class Reporter:
         data = request("POST", "/v1/touch", body)
         try:
             link = self._link or self._open()
-            self._answer = Answer()
+            self._answer, self._asked = Answer(), now
             if link.send(data) < len(data):
                 raise BlockingIOError(errno.EAGAIN, "only a part went out")
         except OSError:
@@ -153,7 +161,7 @@ class Reporter:
                     self._settled()
                 if self._link is not None:
                     self._link.setblocking(False)
-            if self._answer is None and (self._uses or self._places):
+            if self._answer is None and (self.uses or self._places):
                 self._send(time.monotonic())
 
     def forked(self) -> None:

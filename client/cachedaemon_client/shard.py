@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from cachedaemon_client import process
 from cachedaemon_client.lease import give_back
 from cachedaemon_client.members import MemberReader, Members, StaleTable, Truncated
+from cachedaemon_client.process import epoch
 
 if TYPE_CHECKING:
     from os import stat_result
@@ -29,13 +30,13 @@ class Shard:
     __slots__ = ("__weakref__", "_cache", "_descriptor", "_epoch", "_place", "_reader", "_stat", "hit", "key")
 
     def __init__(  # noqa: PLR0913 - made in one place
-        self, cache: Local, key: str, place: str, descriptor: int, opened: stat_result, *, hit: bool
+        self, cache: Local, key: str, place: str, descriptor: int, opened: stat_result, hit: bool
     ) -> None:
         self._cache = cache
         self._place = place
         self._descriptor = descriptor
         self._stat = opened
-        self._epoch = process.epoch.number
+        self._epoch = epoch[0]
         self._reader: MemberReader | None = None
         self.key = key
         self.hit = hit
@@ -58,7 +59,7 @@ class Shard:
     @property
     def closed(self) -> bool:
         """Whether the lease has ended, or is another process's."""
-        return self._descriptor < 0 or self._epoch != process.epoch.number
+        return self._descriptor < 0 or self._epoch != epoch[0]
 
     # ---- members of an archive
 
@@ -127,13 +128,14 @@ class Shard:
 
     def close(self) -> None:
         """End the lease. Views that are still out stay valid."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor = self._descriptor
+        self._descriptor = -1
         if descriptor < 0:
             return
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-        if self._epoch == process.epoch.number:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._epoch == epoch[0]:
             give_back(descriptor)
 
     def forked(self) -> None:
@@ -156,6 +158,6 @@ class Shard:
 
     def __del__(self) -> None:
         """A lease that nobody can end any more ends here."""
-        if self._descriptor >= 0 and self._epoch == process.epoch.number:
+        if self._descriptor >= 0 and self._epoch == epoch[0]:
             warnings.warn(f"the shard {self.key!r} was never closed", ResourceWarning, stacklevel=2)
             self.close()
