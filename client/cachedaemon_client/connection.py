@@ -109,6 +109,8 @@ class Connection:
 class Pause:
     """The waits between tries: random, growing from 10 ms to half a second, never past the deadline."""
 
+    clock = staticmethod(time.monotonic)
+
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self._span = 0.02
