@@ -1,0 +1,109 @@
+"""Commands that only look: `status`, `ls`, `watch`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from cachedaemon.cli.link import Json, Link, Socket
+from cachedaemon.cli.pages import shards
+from cachedaemon.cli.words import columns, plain, size, span
+
+Filter = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="Only this source.", show_default=False)]
+
+
+def status(*, as_json: Json = False, socket: Socket = None) -> None:
+    """Say what the daemon has and does."""
+    said = Link(socket).get("/v1/status")
+    if as_json:
+        typer.echo(json.dumps(said))
+        return
+    for line in _status(said):
+        typer.echo(line)
+
+
+def _status(said: dict[str, Any]) -> list[str]:
+    health = "; ".join(f"{area}: {why}" for area, why in said["health"].items()) or "healthy"
+    return [
+        f"cachedaemon {said['version']}, up {span(said['uptime'])}, {plain(health)}",
+        _cache(said["cache"]),
+        f"waiting    {said['waiters']} requests",
+        *_table("sources", [_source(name, one) for name, one in said["sources"].items()]),
+        *_table("fetches", [_fetch(one) for one in said["fetches"]]),
+        *_table(
+            "plans", [[p["id"], p["source"], f"{p['position']} of {p['keys']}", p["state"]] for p in said["plans"]]
+        ),
+    ]
+
+
+def _cache(cache: dict[str, Any]) -> str:
+    shards_cap = cache["max_shards"] or "no cap"
+    bytes_cap = size(cache["max_bytes"]) if cache["max_bytes"] else "no cap"
+    line = f"cache      {cache['shards']} shards (cap: {shards_cap}), {size(cache['bytes'])} (cap: {bytes_cap})"
+    full = cache.get("full")
+    if full:
+        line += f"; full: {full['leased']} leased, {full['in_transfer']} in transfer, {full['waiting']} wait for room"
+    return line
+
+
+def _source(name: str, one: dict[str, Any]) -> list[str]:
+    return [name, plain(one["url"]), f"{one['shards']} shards", size(one["bytes"]), f"{one['fetching']} fetching"]
+
+
+def _fetch(one: dict[str, Any]) -> list[str]:
+    whole = f" of {size(one['size'])}" if one["size"] else ""
+    return [plain(f"{one['source']}/{one['key']}"), size(one["bytes"]) + whole]
+
+
+def _table(title: str, rows: list[list[str]]) -> list[str]:
+    return [title, *(f"  {line}" for line in columns(rows))] if rows else []
+
+
+def ls(
+    source: Filter = None,
+    *,
+    prefix: Annotated[str, typer.Option("--prefix", help="Only keys that begin so.")] = "",
+    holders: Annotated[
+        bool, typer.Option("--holders", help="Which processes hold each shard, as far as seen.")
+    ] = False,
+    as_json: Json = False,
+    socket: Socket = None,
+) -> None:
+    """List the shards that are here."""
+    link = Link(socket)
+    rows = list(shards(link, source, prefix))
+    if holders:
+        from cachedaemon.cli.holders import name_holders  # noqa: PLC0415 - this reads all locks of the host
+
+        name_holders(rows, link.path)
+    if as_json:
+        typer.echo("[" + ",\n ".join(json.dumps(row) for row in rows) + "]")
+        return
+    now = time.time()
+    for line in columns([_row(row, now) for row in rows], right=frozenset({1, 2})):
+        typer.echo(line)
+
+
+def _row(row: dict[str, Any], now: float) -> list[str]:
+    held = "leased" if row["leased"] else "-" if row["state"] == "ready" else row["state"]
+    cells = [held, size(row["size"]), f"{span(now - row['last_used'])} ago", plain(f"{row['source']}/{row['key']}")]
+    if "holders" in row:
+        cells.append(", ".join(f"{one['command']} ({one['pid']})" for one in row["holders"]))
+    return cells
+
+
+def watch(
+    source: Filter = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Also what was evicted or failed.")] = False,
+    socket: Socket = None,
+) -> None:
+    """Print a JSON line for each shard that becomes local, from now on; waits out restarts of the daemon."""
+    from cachedaemon.cli.stream import events  # noqa: PLC0415 - brings http.client with it
+
+    for event in events(Link(socket).path):
+        if (everything or event["event"] == "ready") and source in (None, event["source"]):
+            print(json.dumps(event), flush=True)  # noqa: T201 - the command's output

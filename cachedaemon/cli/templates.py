@@ -1,0 +1,33 @@
+"""Ranges in braces, as bash expands them: `images-{000..999}.zip`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+_RANGE = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?\}", re.ASCII)
+
+
+def expand(template: str) -> Iterator[str]:
+    """All keys of a template; the last range turns fastest. A template without a range is one key."""
+    pieces: list[list[str] | Iterator[str]] = []
+    end = 0
+    for found in _RANGE.finditer(template):
+        pieces += [[template[end : found.start()]], _numbers(*found.groups())]
+        end = found.end()
+    for parts in itertools.product(*pieces, [template[end:]]):
+        yield "".join(parts)
+
+
+def _numbers(first: str, last: str, step: str | None) -> Iterator[str]:
+    """Up or down, whatever the step's sign; padded with zeros when one of the ends is."""
+    width = max(len(first), len(last)) if _is_padded(first) or _is_padded(last) else 0
+    start, stop = int(first), int(last)
+    by = abs(int(step or 1)) or 1
+    numbers = range(start, stop + 1, by) if start <= stop else range(start, stop - 1, -by)
+    return (f"{number:0{width}d}" for number in numbers)
+
+
+def _is_padded(number: str) -> bool:
+    return re.match(r"-?0\d", number) is not None
