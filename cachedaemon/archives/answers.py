@@ -11,6 +11,7 @@ from cachedaemon.archives.process import Lied
 from cachedaemon.errors import BadArchive, CacheDaemonError, NoSpace
 from cachedaemon.model import Need
 
+_TEXT_MOST = 8192  # characters of a message or a name
 _DIGEST = re.compile(r"tree-xxh3-128:[0-9a-f]{32}")
 
 
@@ -75,4 +76,4 @@ def refusal(answer: dict[str, object]) -> CacheDaemonError:
     message, reason, member = found.get("message"), found.get("reason"), found.get("member")
     if not isinstance(message, str) or reason not in REASONS or not isinstance(member, str | None):
         raise Lied("a refusal without a reason")
-    return BadArchive(message, reason=reason, member=member)
+    return BadArchive(message[:_TEXT_MOST], reason=reason, member=member[:_TEXT_MOST] if member else member)

@@ -103,24 +103,31 @@ class Worker:
             raise Died
         return _object(line)
 
-    async def end(self) -> None:
-        """Kill it and wait until it has gone, with its pipes."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+    async def end(self, *, patience: float = 0) -> None:
+        """Wait so many seconds for an end of its own, then kill it, and wait until it has gone, with its pipes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._process.wait()
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
         await self._process.wait()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
         with contextlib.suppress(OSError):
             await self._process.stdin.wait_closed()
-        with contextlib.suppress(OSError, ValueError):
-            await self._process.stdout.read()
+        # Whoever is reading an answer just now gets the end of the pipe himself; that is RuntimeError here. A pipe that a
+        # process of the worker's own holds open is not waited for.
+        with contextlib.suppress(OSError, ValueError, RuntimeError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._process.stdout.read()
 
 
 def _object(line: bytes) -> dict[str, object]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Lied("it is not JSON") from error
     if not isinstance(found, dict) or len(found) != 1:
         raise Lied("it is not an object with one member")

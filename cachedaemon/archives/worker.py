@@ -93,10 +93,11 @@ def _close_others() -> None:
                 os.close(int(name))
 
 
-def _limit_memory(most: int) -> None:
+def _limit(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_AS, (most + _ADDRESSES_MORE, most + _ADDRESSES_MORE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # it starts nothing, whatever it has read
 
 
 def _run(job: dict[str, Any], lines: Lines) -> Answer:
@@ -144,7 +145,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the daemon says when we end
     _bind_to(parent)
     _close_others()
-    _limit_memory(memory)
+    _limit(memory)
     gc.disable()  # a million entries, no cycles: collecting would only cost
     lines = Lines(0, 1)
     try:

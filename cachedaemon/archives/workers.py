@@ -108,11 +108,11 @@ class Workers:
             raise Stopping("the daemon is stopping")
         return worker
 
-    async def drop(self, worker: Worker) -> None:
-        """End a worker."""
+    async def drop(self, worker: Worker, *, patience: float = 0) -> None:
+        """End a worker, at once or when it does not end by itself within so many seconds."""
         self._busy.add(worker)
         try:
-            await to_its_end(worker.end())
+            await to_its_end(worker.end(patience=patience))
         finally:
             self._busy.discard(worker)
 
@@ -146,6 +146,7 @@ class _Call(Generic[R]):
         self._deaths = 0
         self._granted = Need(0, 0)
         self._holds_slot = False
+        self.over = False
 
     async def advance(self) -> Need | R:
         """Go on until the worker needs room, or has done; whatever is raised, nothing of the call is left."""
@@ -201,7 +202,8 @@ class _Call(Generic[R]):
         """After a worker's death: clear up, and raise unless another one may try."""
         worker, self._worker = self._worker, None
         assert worker is not None
-        await self._workers.drop(worker)
+        # Its output has ended, so it is about to; killing it meanwhile would take the true cause's place.
+        await self._workers.drop(worker, patience=1)
         await _discard(self._output)
         if self._workers.closed:
             raise Stopping("the daemon is stopping")
@@ -212,6 +214,7 @@ class _Call(Generic[R]):
             raise cause_of_death(worker.status)
 
     def _finish(self) -> None:
+        self.over = True
         worker, self._worker = self._worker, None
         if worker is not None:
             self._workers.keep(worker)
@@ -224,6 +227,7 @@ class _Call(Generic[R]):
 
     async def abort(self) -> None:
         """End the call: its worker has gone and its output too, when this returns. Nothing to do after its end."""
+        self.over = True
         if self._holds_slot:
             await to_its_end(self._clear())
 
@@ -259,7 +263,7 @@ class Unpacking:
         return self
 
     async def __anext__(self) -> Need:
-        if self._result is not None:
+        if self._call.over:
             raise StopAsyncIteration
         answer = await self._call.advance()
         if isinstance(answer, Need):

@@ -27,7 +27,7 @@ from cachedaemon.model import Need
 from tests.contract.archives.running import MODES, ODD, files, stamp, tar_of, zip_of
 
 LIMITS = Limits(100_000, 1 << 30, 30)
-MEMBERS = {f"d{number % 7}/{number:04d}.bin": bytes([number % 251]) * 5000 for number in range(1500)}
+MEMBERS = {f"d{number % 7}/{number:04d}.bin": bytes([number % 251]) * 5000 for number in range(600)}
 
 
 def children() -> set[int]:
@@ -63,9 +63,12 @@ def archive(tmp_path: Path) -> Path:
 @pytest_asyncio.fixture
 async def workers() -> AsyncIterator[Workers]:
     found = Workers(limits=LIMITS, most=2)
+    before = len(os.listdir("/proc/self/fd"))
     yield found
     await found.close()
     assert children() == set()
+    # uvloop opens /dev/null once, for all processes that it will ever start.
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)
 
 
 async def unpack(workers: Workers, archive: Path, folder: Path, modes: Modes = MODES) -> list[Need]:
@@ -100,7 +103,7 @@ def left(folder: Path) -> list[str]:
 @pytest.mark.asyncio
 async def test_one_worker_serves_job_after_job(workers: Workers, archive: Path, tmp_path: Path) -> None:
     for number in range(3):
-        assert await workers.index("zip", archive, tmp_path / f"t{number}", stamp(archive), verify=True) == 1500
+        assert await workers.index("zip", archive, tmp_path / f"t{number}", stamp(archive), verify=True) == len(MEMBERS)
         digest = await drained(workers.unpack("zip", archive, tmp_path / f"f{number}", MODES))
         assert digest == await asyncio.to_thread(tree_digest, tmp_path / f"f{number}")
         assert len(children()) == 1
@@ -173,6 +176,7 @@ async def test_whoever_stops_leaves_nothing(workers: Workers, archive: Path, tmp
     assert children() == set()
     with pytest.raises(AttributeError):
         _ = unpacking.result
+    assert [need async for need in unpacking] == []
     await unpack(workers, archive, tmp_path / "f")
 
 
@@ -344,6 +348,7 @@ LIES = {
     "a reason that is none": 'print(\'{"bad": {"message": "m", "reason": "r"}}\', flush=True)',
     "a negative need": "print('{\"need\": [-1, 2]}', flush=True)",
     "a count that is no number": 'print(\'{"done": {"members": "1"}}\', flush=True)',
+    "nested without end": "print('[' * 100_000, flush=True)",
     "a line without end": "sys.stdout.write('x' * (2 << 20)); sys.stdout.flush()",
     "need and done": 'print(\'{"need": [1, 1], "done": {}}\', flush=True)',
 }
@@ -420,8 +425,19 @@ worker.main()
     stand_in(monkeypatch, tmp_path, f"import sys\nsys.path[1:1] = {sys.path!r}\n{code}")
     workers = Workers(limits=LIMITS, most=1)
     for number in range(4):
-        assert await workers.index("zip", archive, tmp_path / f"t{number}", stamp(archive), verify=False) == 1500
+        assert await workers.index("zip", archive, tmp_path / f"t{number}", stamp(archive), verify=False) == len(
+            MEMBERS
+        )
     await workers.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_an_idle_worker_ends_by_itself(workers: Workers, archive: Path, tmp_path: Path) -> None:
+    await workers.index("zip", archive, tmp_path / "t", stamp(archive), verify=False)
+    assert len(children()) == 1
+    await until(lambda: children() == set(), 60)
 
 
 PARENT = """
