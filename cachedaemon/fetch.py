@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import Self
 
 from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, NoSpace, OriginUnavailable
 from cachedaemon.ledger import Flight
@@ -17,6 +18,8 @@ from cachedaemon.store import Staged, Store
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
+LONGEST_HOLD = 30.0
+"""Seconds that a source's other transfers wait because the origin asked one of them to."""
 INODES = 3
 """A shard, its meta file and its member table."""
 STEP_LEAST, STEP_MOST = 1 << 20, 32 << 20
@@ -24,13 +27,17 @@ STEP_LEAST, STEP_MOST = 1 << 20, 32 << 20
 
 
 class Turns:
-    """Places for transfers, over all sources and per source; demand first, then the order of asking."""
+    """Places for transfers, over all sources and per source; demand first, then the order of asking.
+
+    An origin that says `Retry-After` gets no new transfer of its source before that.
+    """
 
     def __init__(self, total: int, per_source: Mapping[str, int]) -> None:
         self._total = total
         self._per_source = dict(per_source)
         self._running: dict[str, int] = {}
         self._waiting: list[tuple[Flight, asyncio.Future[None]]] = []
+        self._held: dict[str, float] = {}
 
     def limit(self, total: int, per_source: Mapping[str, int]) -> None:
         """Change the limits; transfers under way go on."""
@@ -53,8 +60,27 @@ class Turns:
             raise
         try:
             yield
+        except OriginUnavailable as cause:
+            self._hold(flight.ref.source, cause.retry_after or 0.0)
+            raise
         finally:
             self._leave(flight)
+
+    def _hold(self, source: str, seconds: float) -> None:
+        """The origin is overloaded and said for how long: nobody begins a transfer from it before that."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(seconds, LONGEST_HOLD)
+        if seconds and until > self._held.get(source, 0.0):
+            self._held[source] = until
+            loop.call_at(until, self._go_on, source, until)
+
+    def _go_on(self, source: str, until: float) -> None:
+        if self._held.get(source) == until:
+            del self._held[source]
+            self._next()
+
+    def _has_place(self, source: str) -> bool:
+        return source not in self._held and self._running.get(source, 0) < self._per_source.get(source, 1)
 
     def _leave(self, flight: Flight) -> None:
         self._running[flight.ref.source] -= 1
@@ -65,7 +91,7 @@ class Turns:
             if sum(self._running.values()) >= self._total:
                 return
             source = flight.ref.source
-            if not place.done() and self._running.get(source, 0) < self._per_source.get(source, 1):
+            if not place.done() and self._has_place(source):
                 self._running[source] = self._running.get(source, 0) + 1
                 self._waiting.remove((flight, place))
                 place.set_result(None)
@@ -95,7 +121,7 @@ class Try:
             self._stopped = True
             self._task.cancel()
 
-    async def __aenter__(self) -> Try:
+    async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
         self._flight.written = 0
         return self
@@ -149,8 +175,8 @@ async def tries(flight: Flight, retries: int, metrics: Metrics, *, stops: Stops)
 def pause(failed: int, cause: CacheDaemonError) -> float:
     """Seconds before the next try."""
     asked = cause.retry_after if isinstance(cause, OriginUnavailable) else None
-    spread = random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**failed))  # noqa: S311 - spreads load, keeps no secret
-    return spread if asked is None else asked + spread
+    most = min(LONGEST_PAUSE, max(FIRST_PAUSE * 2 ** min(failed, 16), (asked or 0.0) / 2))
+    return (asked or 0.0) + random.uniform(0, most)  # noqa: S311 - spreads load, keeps no secret
 
 
 class Landing:
@@ -171,6 +197,7 @@ class Landing:
             await self._store.expect(self._staged, size)
         self._flight.growing = size is None
         room = 0
+        self._flight.size = size
         async for pieces in stream.pieces():
             count = sum(len(piece) for piece in pieces)
             self._bytes.inc(count)

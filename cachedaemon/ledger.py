@@ -56,6 +56,8 @@ class Flight:
     """Its size is not known beforehand."""
     written: int = 0
     """Bytes of its room that are on the disk already."""
+    size: int | None = None
+    """Bytes, as the origin announced in the last try."""
     wanted: Need | None = None
     """Room to wait for before the origin is asked again."""
     cause: Exception | None = None

@@ -9,29 +9,47 @@ import asyncio
 import email.utils
 import ssl
 import time
-import zlib
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import aiohttp
 from yarl import URL
 
 from cachedaemon.config import Fetch, Source
-from cachedaemon.errors import BadRequest, CacheDaemonError, Cut, Missing, OriginRefused, OriginUnavailable
+from cachedaemon.errors import (
+    BadRequest,
+    CacheDaemonError,
+    ConfigError,
+    Cut,
+    Missing,
+    OriginRefused,
+    OriginUnavailable,
+)
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref, Validators
+from cachedaemon.origins import coding
 from cachedaemon.origins.base import KEY, PIECE, Piece, refuse_dots
+from cachedaemon.origins.resolve import Resolver
 
 REDIRECTS = 10
 AGENT = "cachedaemon"
 _SEGMENT = "/!$&'()*+,;=:@-._~"
 """What a key keeps of itself: everything a path may carry (RFC 3986, pchar and the slash)."""
+_IN_A_QUERY = "/!$'()*,:@-._~"
+"""Of these, what a query may carry where it is a list of names and values."""
 _MISSING = frozenset({404, 410})
 _UNAVAILABLE = frozenset({408, 409, 421, 423, 425, 429})
 _MOVED = frozenset({301, 302, 303, 307, 308})
 LONGEST_WAIT = 300.0
-"""Seconds that a `Retry-After` is believed at the most."""
+"""Seconds that a `Retry-After` is followed at the most."""
+BELIEVABLE = 86400.0
+"""Seconds; a `Retry-After` beyond a day is taken for nonsense."""
+THREADS = 4
+"""Name look-ups and secrets of one source that are read at once."""
+_PORTS = {"http": 80, "https": 443}
 
 
 class HttpOrigin:
@@ -39,13 +57,16 @@ class HttpOrigin:
 
     def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> None:
         self._name = name
-        self._url = source.url
+        self._url, self._user = _without_user(source.url)
         self._headers = source.headers
         self._proxy = source.proxy
         self._tls = _tls(source)
+        patience = fetch.connect_timeout or None
+        self._patience = patience
         self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=fetch.connect_timeout or None, sock_read=fetch.stall_timeout or None
+            total=None, connect=patience, sock_connect=patience, sock_read=fetch.stall_timeout or None
         )
+        self._threads = ThreadPoolExecutor(THREADS, f"origin-{name}")
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
@@ -64,17 +85,14 @@ class HttpOrigin:
             response.close() if not response.content.at_eof() else response.release()
 
     def _target(self, key: str) -> str:
-        part = quote(key, safe=_SEGMENT)
-        return self._url.replace(KEY, part) if KEY in self._url else self._url + part
+        before, found, after = self._url.partition(KEY)
+        return before + quote(key, safe=_IN_A_QUERY if found and "?" in before else _SEGMENT) + after
 
     async def _get(self, ref: Ref, url: str) -> aiohttp.ClientResponse:
         """The answer with the object, after redirects; no configured header goes to another host."""
-        headers = await self._own_headers()
-        first = urlsplit(url)
+        headers, first = await self._own_headers(ref), url
         for _ in range(REDIRECTS + 1):
-            here = urlsplit(url)
-            own = headers if (here.scheme, here.netloc) == (first.scheme, first.netloc) else {}
-            response = await self._ask(url, own)
+            response = await self._ask(url, headers if _is_same_site(first, url) else {})
             location = response.headers.get("Location")
             if response.status not in _MOVED or location is None:
                 return _checked(ref, response)
@@ -94,15 +112,24 @@ class HttpOrigin:
             self._metrics.origin_requests.labels(self._name, status).inc()
         return response
 
-    async def _own_headers(self) -> dict[str, str]:
-        """Configured headers; a secret's file is read in a thread."""
+    async def _own_headers(self, ref: Ref) -> dict[str, str]:
+        """Configured headers; a secret's file is read in a thread, since its mount can hang like any other."""
         if not self._headers:
-            return {}
-        return await asyncio.to_thread(lambda: {name: secret.value() for name, secret in self._headers.items()})
+            return dict(self._user)
+        read = asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: {name: secret.value() for name, secret in self._headers.items()}
+        )
+        try:
+            async with asyncio.timeout(self._patience):
+                return {**self._user, **await read}
+        except TimeoutError:
+            raise OriginUnavailable(f"{ref}: the file of a configured header cannot be read in time") from None
+        except ConfigError as cause:
+            raise OriginUnavailable(f"{ref}: a configured header cannot be sent: {cause}") from None
 
     def _open_session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, use_dns_cache=True),
+            connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads)),
             timeout=self._timeout,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -116,9 +143,30 @@ class HttpOrigin:
         raise BadRequest(f"{self._name}: an http source cannot list its keys; name them")
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; a thread that hangs is left alone."""
         if self._session is not None:
             await self._session.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _without_user(url: str) -> tuple[str, dict[str, str]]:
+    """A URL without user and password, and the header that they stand for: it must not follow a redirect elsewhere."""
+    parts = urlsplit(url)
+    user, found, place = parts.netloc.rpartition("@")
+    if not found:
+        return url, {}
+    name, _, word = user.partition(":")
+    token = b64encode(f"{unquote(name)}:{unquote(word)}".encode()).decode()
+    return url.replace(parts.netloc, place, 1), {"Authorization": f"Basic {token}"}
+
+
+def _is_same_site(first: str, second: str) -> bool:
+    """Whether two URLs are of one host and port; TLS may come in, never go."""
+    one, other = (
+        (parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme))
+        for parts in (urlsplit(first), urlsplit(second))
+    )
+    return one == other or (one == ("http", one[1], 80) and other == ("https", one[1], 443))
 
 
 def _tls(source: Source) -> ssl.SSLContext | bool:
@@ -166,17 +214,18 @@ def _refusal(ref: Ref, status: int, headers: Mapping[str, str]) -> CacheDaemonEr
 
 
 def retry_after(value: str | None) -> float | None:
-    """Seconds that a `Retry-After` asks for (RFC 9110, 10.2.3): a number or a date; None for what is neither."""
+    """Seconds that a `Retry-After` asks for (RFC 9110, 10.2.3): a number or a date; None for what cannot be meant."""
     if value is None:
         return None
     value = value.strip()
-    if value.isascii() and value.isdigit():
-        return min(float(value), LONGEST_WAIT)
     try:
-        at = email.utils.parsedate_to_datetime(value).timestamp()
+        if value.isascii() and value.isdigit():
+            asked = float(value)
+        else:
+            asked = max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
-    return min(max(0.0, at - time.time()), LONGEST_WAIT)
+    return min(asked, LONGEST_WAIT) if asked <= BELIEVABLE else None
 
 
 class HttpStream:
@@ -186,10 +235,11 @@ class HttpStream:
         self._ref = ref
         self._response = response
         self._coding = response.headers.get("Content-Encoding", "identity").strip().lower()
-        if self._coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        if self._decoded and self._coding not in coding.KNOWN:
             response.close()
             raise OriginRefused(f"{ref}: the origin sends the content coding {self._coding!r}, which nobody asked for")
-        self._length = response.content_length
+        # What comes in chunks has no other length, whatever else the head says (RFC 9112, 6.3).
+        self._length = None if "Transfer-Encoding" in response.headers else response.content_length
         self.size = None if self._decoded else self._length
         etag = response.headers.get("ETag")
         self.validators = Validators(etag=etag, modified=response.headers.get("Last-Modified"))
@@ -198,30 +248,16 @@ class HttpStream:
     def _decoded(self) -> bool:
         return self._coding not in ("", "identity")
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
+    def pieces(self) -> AsyncIterator[list[Piece]]:
         """The object's bytes."""
-        decoder = zlib.decompressobj(zlib.MAX_WBITS | 32) if self._decoded else None
-        async for batch in self._batches():
-            if decoder is None:
-                yield batch
-                continue
-            for piece in batch:
-                for plain in self._plain(decoder, piece):
-                    yield [plain]
-        if decoder is not None and not decoder.eof:
-            raise Cut(f"{self._ref}: the {self._coding} coding of the body ends early")
+        return self._plain() if self._decoded else self._batches()
 
-    def _plain(self, decoder: zlib._Decompress, piece: Piece) -> list[bytes]:
-        """What a piece decodes to, never much at once."""
-        plain = []
+    async def _plain(self) -> AsyncIterator[list[Piece]]:
         try:
-            data = decoder.decompress(piece, PIECE)
-            while data or decoder.unconsumed_tail:
-                plain.append(data)
-                data = decoder.decompress(decoder.unconsumed_tail, PIECE)
-        except zlib.error as cause:
-            raise Cut(f"{self._ref}: the {self._coding} coding of the body is damaged") from cause
-        return plain
+            async for batch in coding.decoded(self._coding, self._ref.key, self._batches()):
+                yield batch
+        except coding.Damaged as cause:
+            raise Cut(f"{self._ref}: the {self._coding} coding of the body {cause}") from cause
 
     async def _batches(self) -> AsyncIterator[list[Piece]]:
         """What has come, gathered to about a MiB."""

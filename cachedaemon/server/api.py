@@ -21,6 +21,7 @@ from cachedaemon.server import bodies, openapi
 from cachedaemon.server.peers import require_admin
 from cachedaemon.server.promises import Promises
 from cachedaemon.server.view import View
+from cachedaemon.server.watch import ROUTES as WATCHED
 from cachedaemon.store import Store
 
 PAGE = 1000
@@ -69,7 +70,7 @@ class Api:
 
     async def openapi(self, _: web.Request) -> web.StreamResponse:
         """The description of this API, generated from the code."""
-        return web.json_response(openapi.document(ROUTES))
+        return web.json_response(openapi.document((*ROUTES, *WATCHED)))
 
     async def acquire(self, request: web.Request) -> web.StreamResponse:
         """Wait until a shard is local."""
@@ -96,9 +97,9 @@ class Api:
         """Shards were used; a plan has moved."""
         said = await bodies.body(request, bodies.TOUCH)
         self._cache.sources[said.source]
+        used = [(Ref(said.source, key), bodies.age_of(age)) for key, age in said.used]
         hits = 0
-        for key, age in said.used:
-            ref = Ref(said.source, key)
+        for ref, age in used:
             self._cache.touch(ref, age)
             hits += not self._promises.end(request, ref)
         if hits:
@@ -109,7 +110,7 @@ class Api:
 
     async def prefetch(self, request: web.Request) -> web.StreamResponse:
         """Bring shards ahead."""
-        asked = await bodies.body(request, bodies.PREFETCH)
+        asked = await bodies.body(request, bodies.PREFETCH, bodies.LARGEST)
         source = self._cache.sources[asked.source]
         keys = asked.keys if asked.keys is not None else await source.origin.keys()
         job = self._prefetch.start(asked.source, await self._checked(asked.source, keys))
@@ -122,7 +123,7 @@ class Api:
     async def put_plan(self, request: web.Request) -> web.StreamResponse:
         """Take a plan into force."""
         name = _plan_id(request)
-        asked = await bodies.body(request, bodies.PLAN)
+        asked = await bodies.body(request, bodies.PLAN, bodies.LARGEST)
         keys = await self._checked(asked.source, asked.keys)
         if not 0 <= asked.position <= len(keys):
             raise BadRequest(f"body.position: {asked.position} is not within the {len(keys)} keys")
@@ -172,13 +173,20 @@ class Api:
             }
             for entry in found[:limit]
         ]
-        after = json.dumps(found[limit - 1].ref) if len(found) > limit else None
+        after = str(found[limit - 1].ref) if len(found) > limit else None
         return web.json_response({"shards": rows, "next": after})
 
     async def evict(self, request: web.Request) -> web.StreamResponse:
         """Remove one shard."""
-        require_admin(request, self._admin_group)
-        await self._cache.evict(bodies.needed(request, "source"), bodies.needed(request, "key"))
+        await require_admin(request, self._admin_group)
+        source, key = bodies.needed(request, "source"), bodies.needed(request, "key")
+        try:
+            await self._cache.evict(source, key)
+        except NotFound:
+            self._cache.sources[
+                source
+            ]  # a source that is no more may have shards, one that never was has its own error
+            raise
         return web.Response(status=204)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -219,14 +227,13 @@ def _plan_id(request: web.Request) -> str:
 
 
 def _place(after: str | None) -> Ref | None:
-    """The cursor of the page before; what it looks like is nobody's business."""
+    """The cursor of the page before: its last shard, `<source>/<key>`."""
     if after is None:
         return None
-    try:
-        source, key = json.loads(after)
-        return Ref(str(source), str(key))
-    except (ValueError, TypeError):
-        raise BadRequest(f"after={after!r} is not a cursor of this API") from None
+    source, found, key = after.partition("/")
+    if not found:
+        raise BadRequest(f"after={after!r} is not a cursor of this API")
+    return Ref(source, key)
 
 
 Handler = Callable[[Api, web.Request], Awaitable[web.StreamResponse]]

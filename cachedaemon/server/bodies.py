@@ -13,8 +13,12 @@ from cachedaemon_client.wire import Acquire, Prefetch, PutPlan, Touch
 
 T = TypeVar("T")
 
-LARGEST = 256 << 20
-"""Bytes of a body: a plan of a million long keys."""
+LARGEST = 64 << 20
+"""Bytes of a body: a plan of a million keys."""
+SMALL = 4 << 20
+"""Bytes of a body that names one shard, or the last uses of one client."""
+OLDEST_USE = 1e9
+"""Seconds that a use may be ago."""
 LONGEST_WAIT = 7 * 86400.0
 """Seconds."""
 
@@ -24,10 +28,12 @@ PLAN: TypeAdapter[PutPlan] = TypeAdapter(PutPlan)
 TOUCH: TypeAdapter[Touch] = TypeAdapter(Touch)
 
 
-async def body(request: web.Request, kind: TypeAdapter[T]) -> T:
-    """The request's body; `BadRequest` names the member, and what is allowed."""
+async def body(request: web.Request, kind: TypeAdapter[T], most: int = SMALL) -> T:
+    """The request's body; `BadRequest` names the member, and what is allowed. Members that nobody knows are ignored."""
+    if (request.content_length or 0) > most or len(text := await request.read()) > most:
+        raise BadRequest(f"the body is too long; allowed are {most} bytes")
     try:
-        return kind.validate_json(await request.read(), strict=True)
+        return kind.validate_json(text, strict=True)
     except ValidationError as cause:
         first = cause.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -38,6 +44,13 @@ def wait_of(seconds: float) -> float:
     """A time to wait that can be meant."""
     if not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_WAIT:
         raise BadRequest(f"body.wait: {seconds} is not possible; allowed are 0 to {LONGEST_WAIT:.0f} seconds")
+    return seconds
+
+
+def age_of(seconds: float) -> float:
+    """How long ago a use was."""
+    if not math.isfinite(seconds) or not 0 <= seconds <= OLDEST_USE:
+        raise BadRequest(f"body.used: an age of {seconds} is not possible; allowed are 0 to {OLDEST_USE:.0f} seconds")
     return seconds
 
 

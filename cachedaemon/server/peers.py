@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import socket
@@ -14,10 +15,12 @@ from cachedaemon.errors import Forbidden
 _CREDENTIALS = struct.Struct("=iII")
 
 
-def require_admin(request: web.Request, admin_group: int | None) -> None:
+async def require_admin(request: web.Request, admin_group: int | None) -> None:
     """Let pass root, the daemon's own user and members of the admin group; `Forbidden` for everybody else."""
     uid, gid = _peer(request)
-    if uid in (0, os.geteuid()) or (admin_group is not None and admin_group in _groups(uid, gid)):
+    if uid in (0, os.geteuid()):
+        return
+    if admin_group is not None and admin_group in await asyncio.to_thread(_groups, uid, gid):
         return
     raise Forbidden(
         f"uid {uid} may not do this: allowed are root, the daemon's user and the group of server.admin_group"
@@ -33,6 +36,7 @@ def _peer(request: web.Request) -> tuple[int, int]:
 
 
 def _groups(uid: int, gid: int) -> list[int]:
+    """All groups of a user. Blocks: the user data base may be a directory server's."""
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
     except KeyError:

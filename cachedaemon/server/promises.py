@@ -15,24 +15,24 @@ KEPT = 60.0
 
 
 class Promises:
-    """Promises by connection and shard."""
+    """Promises by connection and shard. A connection is known by its protocol, which is kept so that none takes its id."""
 
     def __init__(self, grace: Grace) -> None:
         self._grace = grace
-        self._given: OrderedDict[tuple[int, Ref], tuple[float, list[Promise]]] = OrderedDict()
+        self._given: OrderedDict[tuple[object, Ref], tuple[float, list[Promise]]] = OrderedDict()
 
     def keep(self, request: web.Request, ref: Ref, promise: Promise) -> None:
         """An answer went out."""
         self._forget()
         self._grace.start(promise)
-        place = (id(request.protocol), ref)
+        place = (request.protocol, ref)
         _, promises = self._given.pop(place, (0.0, []))
         self._given[place] = (time.monotonic(), [*promises, promise])
 
     def end(self, request: web.Request, ref: Ref) -> bool:
         """The reader has its lease; False when nothing was promised to it."""
-        place = (id(request.protocol), ref)
-        at, promises = self._given.get(place, (0.0, []))
+        place = (request.protocol, ref)
+        _, promises = self._given.get(place, (0.0, []))
         if not promises:
             return False
         self._grace.end(promises.pop())
