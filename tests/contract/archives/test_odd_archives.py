@@ -83,6 +83,14 @@ def test_modes_are_as_given_whatever_archive_and_umask_say(name: str, tmp_path: 
             assert stat.S_IMODE(mode) == (MODES.folder if stat.S_ISDIR(mode) else MODES.file)
 
 
+def test_without_verification_content_is_not_read(tmp_path: Path) -> None:
+    """A wrong CRC of a stored member is found when members are verified, and not before."""
+    assert index(ODD / "zip_bad_crc.zip", tmp_path / "table", verify=False) == 2
+    with pytest.raises(BadArchive, match="CRC") as refused:
+        index(ODD / "zip_bad_crc.zip", tmp_path / "other", verify=True)
+    assert refused.value.member == "0002.bin"
+
+
 def test_links_stay_links(tmp_path: Path) -> None:
     unpack(ODD / "tar_inner_links.tar", tmp_path / "folder")
     assert os.readlink(tmp_path / "folder/sub/link.bin") == "0001.bin"
