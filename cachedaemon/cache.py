@@ -38,6 +38,10 @@ CHECK = "check"
 """The job of a flight that only proves a suspect shard."""
 
 
+class Superseded(Exception):
+    """The source was configured anew while the shard was on its way: whoever waits asks again."""
+
+
 Landed = asyncio.Task[list[Promise]]
 """A flight under way; it ends with a promise for each of its waiters."""
 
@@ -90,10 +94,11 @@ class Cache:
         self._tasks: dict[Flight, Landed] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._superseded: set[Flight] = set()
         self._holders = Holders()
         self.grace = Grace(grace, lambda held: self.later(store.let_go(held)))
-        self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())
-        self.room = Room(ledger, store.usage, self.trash.evict, self._stops)
+        self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())  # noqa: PLW0108 - made after this
+        self.room = Room(ledger, store.usage, self.trash.evict, self._stops, turns.demand_waits)
         self.used: dict[Ref, Entry] = {}
         """Shards whose last use the disk does not know yet."""
         self.unsynced: asyncio.Queue[Entry] = asyncio.Queue()
@@ -108,7 +113,9 @@ class Cache:
         configured, ref = self.sources.shard(source, key)
         began = time.monotonic()
         try:
-            answer = await self._hit(configured, ref) or await self._miss(configured, ref, began + wait)
+            answer = None
+            while answer is None:
+                answer = await self._hit(configured, ref) or await self._miss(ref, began + wait)
         except CacheDaemonError:
             self._metrics.requests.labels(source, "failed").inc()
             raise
@@ -131,47 +138,76 @@ class Cache:
             return None
         entry.checked = True
         promise = self.grace.promise(ref, held)
-        self.touch(ref, 0.0)
+        self._use(entry, 0.0)
         return Answer(self.path_of(entry), entry.size, "hit", promise)
 
-    async def _miss(self, source: Configured, ref: Ref, deadline: float) -> Answer:
-        """Wait for the shard's flight, as one of any number of waiters."""
+    async def _miss(self, ref: Ref, deadline: float) -> Answer | None:
+        """Wait for the shard's flight, as one of any number of waiters; None: it is here, or has gone again."""
         if deadline <= time.monotonic():
             raise WaitExpired(f"{ref} is not here, and the request allows no time to fetch it")
-        flight, task, new = await self._join(source, ref)
+        try:
+            async with asyncio.timeout_at(_loop_time(deadline)):
+                await self._settled(ref)
+        except TimeoutError:
+            raise WaitExpired(f"{ref}: what became of it before could not be told in time") from None
+        if self._is_here(ref):
+            return None
+        flight, task, new = self._join(ref)
         promise: Promise | None = None
         try:
             async with asyncio.timeout_at(_loop_time(deadline)):
                 promise = (await asyncio.shield(task)).pop()
         except TimeoutError:
             raise self._expired(flight) from None
+        except Superseded:
+            return None
         finally:
             self._leave(flight, task, promise)
         entry = self.ledger.get(ref)
         if entry is None:  # evicted by name between the publishing and this answer
-            return await self._miss(source, ref, deadline)
+            self.grace.end(promise)
+            return None
         return Answer(self.path_of(entry), entry.size, "miss" if new else "joined", promise)
 
     async def bring(self, source: str, key: str, job: str) -> bool:
         """Have a shard fetched for a prefetch; False when the rest would displace what the job brought (`Partial`)."""
-        configured, ref = self.sources.shard(source, key)
-        if (entry := self.ledger.get(ref)) is not None and not entry.suspect:
-            return True
-        flight, task, _ = await self._join(configured, ref, job=job)
-        try:
-            await asyncio.shield(task)
-        except Partial:
-            return False
-        finally:
-            self._leave(flight, task, None)
-        return True
+        _, ref = self.sources.shard(source, key)
+        while True:
+            await self._settled(ref)
+            if self._is_here(ref):
+                return True
+            flight, task, _ = self._join(ref, job=job)
+            try:
+                await asyncio.shield(task)
+            except Superseded:
+                continue
+            except Partial:
+                if flight.job == job:
+                    return False
+            else:
+                if job == CHECK or flight.job != CHECK:
+                    return True
+            finally:
+                self._leave(flight, task, None)
 
-    async def _join(self, source: Configured, ref: Ref, *, job: str | None = None) -> tuple[Flight, Landed, bool]:
-        """The shard's flight, with this waiter counted. One that is ending is waited for first."""
-        while (dying := self.ledger.flights.get(ref)) is not None and dying.ended:
-            await asyncio.wait([self._tasks[dying]])
+    def _is_here(self, ref: Ref) -> bool:
+        entry = self.ledger.get(ref)
+        return entry is not None and not entry.suspect
+
+    async def _settled(self, ref: Ref) -> None:
+        """Until it is known what becomes of a shard on its way to trash, or of a flight that nobody can join."""
+        while (pending := self.trash.moving(ref) or self._dying(ref)) is not None:
+            await asyncio.wait([pending])
+
+    def _dying(self, ref: Ref) -> Landed | None:
+        flight = self.ledger.flights.get(ref)
+        return self._tasks[flight] if flight is not None and flight.ended else None
+
+    def _join(self, ref: Ref, *, job: str | None = None) -> tuple[Flight, Landed, bool]:
+        """The flight of a shard that is settled and not here, with this waiter counted; and whether it is new."""
         if self._stopping:
             raise Stopping("the daemon is stopping")
+        source = self.sources[ref.source]  # as it is now: a reload may have come between the asking and this
         flight, new = self.ledger.join(ref, job=job)
         if new:
             task = self._tasks[flight] = asyncio.create_task(self._fly(flight, source), name=f"fetch {ref}")
@@ -188,12 +224,15 @@ class Cache:
             task.cancel()
 
     def _landed(self, flight: Flight, task: Landed) -> None:
+        """After the end of a flight: with no waiter left nobody else looks at its failure, or takes its promises."""
         del self._tasks[flight]
-        if not task.cancelled():
-            task.exception()  # with no waiter left nobody else looks at it
+        self.ledger.land(flight)
+        if not task.cancelled() and task.exception() is None:
+            for _ in range(len(task.result()) - flight.waiters):
+                self.grace.end(task.result().pop())
 
     def _expired(self, flight: Flight) -> CacheDaemonError:
-        full = self.room.blocks(flight)
+        full = self.room.full if self.turns.waits(flight) else self.room.blocks(flight)
         if full is not None:
             return cache_full(flight, full, len(self.ledger))
         cause = f"; last cause: {flight.cause}" if flight.cause else ""
@@ -211,8 +250,9 @@ class Cache:
                 async with attempt, self._staging(flight) as staged:
                     async with self.turns.turn(flight), source.origin.open(ref.key) as stream:
                         landing = Landing(self._store, staged, flight, self._metrics, self.ledger.caps.max_bytes)
-                        async for need in landing.needs(stream):
-                            await self._reserve(flight, need)
+                        async with contextlib.aclosing(landing.needs(stream)) as needs:
+                            async for need in needs:
+                                await self._reserve(flight, need)
                         self._metrics.fetch.labels(ref.source).observe(time.monotonic() - began)
                     arrived = await self._arrive(flight, source, staged)
                     meta = _meta(ref, arrived, stream.validators)
@@ -221,6 +261,8 @@ class Cache:
         except asyncio.CancelledError:
             if self._stopping:
                 raise Stopping(f"{ref}: the daemon is stopping") from None
+            if flight in self._superseded:
+                raise Superseded from None
             raise
         except CacheDaemonError as cause:
             self._events.tell("failed", ref, code=cause.code)
@@ -241,14 +283,17 @@ class Cache:
             yield staged
 
     async def _reserve(self, flight: Flight, need: Need) -> None:
-        """Room for a transfer. The origin is not kept waiting for long; what grows has its bytes in staging and waits."""
+        """Room for a transfer. The origin is not kept waiting for long; what grows has its bytes in staging and waits.
+
+        Nor does a prefetch that waits keep a demand from its turn.
+        """
         if flight.slot:
             await self.room.reserve(flight, need)
             return
         try:
             async with asyncio.timeout(PATIENCE):
-                await self.room.reserve(flight, need)
-        except TimeoutError:
+                await self.room.reserve(flight, need, holds_turn=True)
+        except (TimeoutError, Impatient):
             flight.wanted = need
             raise Impatient from None
 
@@ -276,6 +321,7 @@ class Cache:
         given = archive_tree.Modes(modes.file, modes.folder, modes.group)
         async with self._workers.unpack(kind, Path(staged.path), Path(folder), given) as unpacking:
             async for need in unpacking:
+                flight.written = flight.room.bytes  # what was granted before has been used up
                 await self.room.reserve(flight, Need(packed.bytes + need.bytes, packed.inodes + need.inodes))
         result = unpacking.result
         await self._store.drop_packed(staged)
@@ -315,26 +361,37 @@ class Cache:
     def touch(self, ref: Ref, age: float) -> bool:
         """A shard was used so many seconds ago; whether it is here."""
         entry = self.ledger.get(ref)
-        if entry is None:
-            return False
+        if entry is not None:
+            self._use(entry, age)
+        return entry is not None
+
+    def _use(self, entry: Entry, age: float) -> None:
         self.ledger.touch(entry, time.monotonic() - max(0.0, age))
-        self.used[ref] = entry
-        return True
+        self.used[entry.ref] = entry
 
     async def evict(self, source: str, key: str) -> None:
         """Remove a shard by name. Raises `NotFound`, or `Leased` when a reader holds it or it is being fetched."""
         ref = Ref(source, key)
+        await self._withdraw(ref)
         if ref in self.ledger.flights:
             raise Leased(f"{ref} is being fetched")
         entry = self.ledger.get(ref)
         if entry is None:
             raise NotFound(f"{ref} is not here")
-        if (held := self.grace.drop(ref)) is not None:
-            await self._store.let_go(held)
         self.ledger.take_out(entry)
         await self.trash.evict((entry,), "asked")
         if self.ledger.get(ref) is entry:
             raise Leased(f"{ref} is leased by a reader")
+
+    async def _withdraw(self, ref: Ref) -> None:
+        """End all promises of a shard; wait until it is known whether it goes, if it is about to."""
+        while True:
+            if (held := self.grace.drop(ref)) is not None:
+                await self._store.let_go(held)
+            elif (move := self.trash.moving(ref)) is not None:
+                await asyncio.wait([move])
+            else:
+                return
 
     def size_of(self, source: str, key: str) -> int:
         """Bytes of a shard that is here, else 0."""
@@ -344,8 +401,22 @@ class Cache:
     async def lose(self, entry: Entry) -> None:
         """A shard is not what was published: it leaves, whoever holds it, and is fetched again when it is asked for."""
         if self.ledger.get(entry.ref) is entry:
+            self.grace.release(entry.ref)
             self.ledger.take_out(entry)
             await self.trash.discard(entry)
+
+    async def forget(self, source: str) -> None:
+        """A source reads from elsewhere now: its flights begin again, and what it brought goes, whoever holds it."""
+        flights = {flight: task for flight, task in self._tasks.items() if flight.ref.source == source}
+        for flight, task in flights.items():
+            flight.ended = True
+            self._superseded.add(flight)
+            task.cancel()
+        if flights:
+            await asyncio.wait(flights.values())
+        self._superseded.difference_update(flights)
+        for entry in [entry for entry in self.ledger.entries() if entry.ref.source == source]:
+            await self.lose(entry)
 
     async def is_leased(self, entry: Entry) -> bool:
         """Whether a reader holds the shard; the daemon's own lease does not count."""
@@ -372,6 +443,7 @@ class Cache:
     async def drain(self) -> None:
         """End all flights, each to its last disk call; waiters get `stopping`."""
         self._stopping = True
+        await asyncio.sleep(0)  # a flight that was made just now must have begun, to say why it ends
         for task in self._tasks.values():
             task.cancel()
         while pending := [*self._tasks.values(), *self._background]:

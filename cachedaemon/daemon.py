@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
+import resource
 import signal
 import uuid
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from cachedaemon import __version__, listen, logs, upkeep
 from cachedaemon.archives.workers import Limits, Workers
 from cachedaemon.cache import Cache
 from cachedaemon.config import Settings, changes
-from cachedaemon.errors import ConfigError
+from cachedaemon.errors import CacheDaemonError, ConfigError
 from cachedaemon.events import Events
 from cachedaemon.fetch import Turns
 from cachedaemon.ledger import Ledger
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 CHECKERS = 2
 """Processes that check and unpack archives at once."""
+DRAIN = 8.0
+"""Seconds from the signal to the end, whatever hangs: a killed daemon leaves nothing that the next one cannot clear."""
 FAREWELL = 2.0
 """Seconds that answers under way may take after everything else has ended."""
 
@@ -47,8 +49,9 @@ class Daemon:
         self._reload = reload
         self.settings = settings
         self._generation = uuid.uuid4().hex
-        self._ready = False
+        self._ready = asyncio.Event()
         self._stop = asyncio.Event()
+        self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         cache = settings.cache
         self.metrics = Metrics(__version__)
@@ -82,29 +85,32 @@ class Daemon:
     # ---- life
 
     async def serve(self) -> None:
-        """From the locks to the drain."""
+        """From the locks to the drain. Raises `StartError`."""
         server = self.settings.server
+        self._take_signals()
         listener = listen.Listener(server.socket, server.socket_mode, server.socket_group)
         await asyncio.to_thread(listener.lock)
         try:
             scrape = listen.tcp(*server.http) if server.http else None
             await self._open_cache()
             background = asyncio.create_task(self.upkeep.run(), name="upkeep")
-            background.add_done_callback(self._background_ended)
-            self._take_signals()
             runners = [
                 await self._listen(application(self._api(), self._watch(), lambda: self._generation), listener.bind())
             ]
             if scrape is not None:
                 runners.append(await self._listen(scraping(self._watch()), scrape))
-            self._ready = True
+            self._ready.set()
             log.info("ready: socket %s, cache %s, sources %s", server.socket, self.settings.cache.dir, self._named())
             await self._stop.wait()
-            await self._drain(runners, background)
+            self._ready.clear()
+            drain = asyncio.create_task(self._drain(runners, background), name="drain")
+            await asyncio.wait([drain], timeout=DRAIN)
         finally:
             await asyncio.to_thread(listener.close)
-        if not background.cancelled() and (cause := background.exception()) is not None:
-            raise cause
+        if drain.done():
+            drain.result()
+        else:
+            log.warning("something did not end within %g s and is left behind; the next start clears it", DRAIN)
 
     async def _open_cache(self) -> None:
         opened = await self.store.open([source.mark for source in self.sources.all()])
@@ -130,7 +136,7 @@ class Daemon:
         )
 
     def _watch(self) -> Watch:
-        return Watch(self.metrics, self.view, lambda: self._ready)
+        return Watch(self.metrics, self.view, self._ready.is_set)
 
     async def _listen(self, app: web.Application, link: object) -> web.AppRunner:
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
@@ -141,14 +147,8 @@ class Daemon:
     def _named(self) -> str:
         return ", ".join(source.name for source in self.sources.all())
 
-    def _background_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            log.critical("background work failed: the daemon ends", exc_info=task.exception())
-            self._stop.set()
-
     async def _drain(self, runners: list[web.AppRunner], background: asyncio.Task[None]) -> None:
         """Stop listening, end flights to their last disk call, tell waiters, write the last uses."""
-        self._ready = False
         for runner in runners:
             for site in list(runner.sites):
                 await site.stop()
@@ -157,8 +157,7 @@ class Daemon:
         for runner in runners:
             await runner.cleanup()
         background.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):  # reported by its callback
-            await background
+        await asyncio.wait([background])
         await self.upkeep.note_uses()
         await self.workers.close()
         for source in self.sources.all():
@@ -181,25 +180,27 @@ class Daemon:
 
     async def _take_new_settings(self) -> None:
         """SIGHUP: take over what can change at run time; a configuration with an error changes nothing."""
-        try:
-            new = await asyncio.to_thread(self._reload)
-        except ConfigError as cause:
-            log.error("the configuration is not reloaded: %s", str(cause).replace("\n", "; "))  # noqa: TRY400
-            return
-        now, later = changes(self.settings, new)
-        await self._apply(new)
-        for name in later:
-            log.warning("%s takes effect at the next start", name)
-        log.info("reloaded: %s", ", ".join(now) or "nothing that can change at run time")
+        await self._ready.wait()
+        async with self._reloading:
+            try:
+                new = await asyncio.to_thread(self._reload)
+                now, later = changes(self.settings, new)
+                await self._apply(new)
+            except CacheDaemonError as cause:
+                what = "the configuration is not reloaded" if isinstance(cause, ConfigError) else "reloading failed"
+                log.error("%s: %s", what, str(cause).replace("\n", "; "))  # noqa: TRY400
+                return
+            for name in later:
+                log.warning("%s takes effect at the next start", name)
+            log.info("reloaded: %s", ", ".join(now) or "nothing that can change at run time")
 
     async def _apply(self, new: Settings) -> None:
         old, self.settings = self.settings, new
-        marks = {source.name: source.mark for source in self.sources.all()}
         replaced = self.sources.configure(new.sources, new.fetch, anew=old.fetch != new.fetch)
-        for source in self.sources.all():
-            if marks.get(source.name, source.mark).digest != source.mark.digest:
-                await self._forget_source(source.name)
-        await self.store.renew([source.mark for source in self.sources.all()])
+        marks = [source.mark for source in self.sources.all()]
+        for name in await self.store.outdated(marks):
+            await self.cache.forget(name)
+        await self.store.renew(marks)
         self._generation = uuid.uuid4().hex
         self.cache.ledger.caps = _caps(new)
         self.cache.retries = new.fetch.retries
@@ -211,22 +212,17 @@ class Daemon:
         for one in replaced:
             self.cache.later(self._retire(one))
 
-    async def _forget_source(self, name: str) -> None:
-        """A source reads from elsewhere now: what it brought is not its any more."""
-        for entry in [entry for entry in self.cache.ledger.entries() if entry.ref.source == name]:
-            await self.cache.lose(entry)
-
     async def _retire(self, source: Configured) -> None:
         await self.cache.without_flights(source.name)
         await source.origin.close()
 
     async def _look_for_folder(self) -> None:
-        """Somebody may have removed the cache directory: it is made anew, and nothing is in it."""
+        """Somebody may have removed the cache directory, or a part of it: it is made anew, and what was in it is gone."""
         if await self.store.remake([source.mark for source in self.sources.all()]):
             log.warning("the cache directory was removed: it is made anew")
-            self.cache.ledger.clear()
             self.plans.clear()
             self._generation = uuid.uuid4().hex
+            await self.upkeep.look()
 
 
 def _caps(settings: Settings) -> Caps:
@@ -244,10 +240,21 @@ async def _main(settings: Settings, reload: Reload) -> None:
 
 
 def run(settings: Settings, reload: Reload) -> None:
-    """Serve until a signal ends it. A thread that hangs in a dead mount cannot be joined, so the process just ends."""
+    """Serve until a signal ends it. A thread that hangs in a dead mount cannot be joined, so the process just ends.
+
+    Raises `StartError`.
+    """
     import uvloop  # noqa: PLC0415 - the command line's other commands do without
 
     logs.configure(settings.log.format, settings.log.level)
-    uvloop.run(_main(settings, reload))
-    logging.shutdown()
-    os._exit(0)
+    _allow_descriptors()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_main(settings, reload))
+        logging.shutdown()
+        os._exit(0)
+
+
+def _allow_descriptors() -> None:
+    """As many as the hard limit allows: every waiter has a connection, and every promise a descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -48,7 +48,8 @@ class Listener:
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._refuse_other_files()
-            beside = f"/proc/self/fd/{folder}/.{os.getpid()}"  # short, whatever the folder's path is
+            # Short, whatever the folder's path is, and this path's own: whoever holds the lock is alone with it.
+            beside = f"/proc/self/fd/{folder}/.{os.fstat(self._lock).st_ino}"
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
             link.bind(beside)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 
 from cachedaemon.events import Events
 from cachedaemon.ledger import Entry, Ledger
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Need
+from cachedaemon.model import Need, Ref
 from cachedaemon.store import REAPERS, Store
+from cachedaemon.store.disk import disk_error
 from cachedaemon_client import lease
 
 log = logging.getLogger(__name__)
@@ -31,14 +33,40 @@ class Trash:
         self._events = events
         self._changed = changed
         self._thrown: asyncio.Queue[tuple[str, Need]] = asyncio.Queue()
-        self.failing: str | None = None
-        """Why the disk refused to evict or delete, the last time it was tried."""
+        self._moving: dict[Ref, asyncio.Future[None]] = {}
+        store.displaced = lambda path: self.throw(path, Need(0, 0))
 
-    async def evict(self, victims: Iterable[Entry], reason: str) -> None:
+    def moving(self, ref: Ref) -> asyncio.Future[None] | None:
+        """Done when it is known whether a shard goes that has left the index; None when it has not."""
+        return self._moving.get(ref)
+
+    async def evict(self, victims: Sequence[Entry], reason: str) -> None:
         """Move shards that have left the index to trash; those that somebody holds go back into it."""
-        for entry in victims:
-            await self._evict(entry, reason)
+        with contextlib.ExitStack() as moves:
+            ends = [moves.enter_context(self._move(entry)) for entry in victims]
+            for entry, ended in zip(victims, ends, strict=True):
+                await self._evict(entry, reason)
+                ended()
         self._changed()
+
+    @contextlib.contextmanager
+    def _move(self, entry: Entry) -> Iterator[Callable[[], None]]:
+        """While a shard has left the index and may come back to it, to be called when that is decided.
+
+        What nobody decided on by the end goes back.
+        """
+        move = self._moving[entry.ref] = asyncio.get_running_loop().create_future()
+
+        def ended() -> None:
+            self._ledger.put_back(entry)
+            if not move.done():
+                del self._moving[entry.ref]
+                move.set_result(None)
+
+        try:
+            yield ended
+        finally:
+            ended()
 
     async def _evict(self, entry: Entry, reason: str) -> None:
         ref = entry.ref
@@ -49,8 +77,7 @@ class Trash:
         except lease.Gone:
             self._ledger.vanished(entry)
         except OSError as cause:
-            self.failing = f"evicting {ref}: {cause.strerror}"
-            log.warning(self.failing)
+            self._report(f"evicting {ref}", cause)
             self._ledger.put_back(entry, busy=True)
         else:
             if entry.unread_of is not None:
@@ -61,6 +88,13 @@ class Trash:
 
     async def discard(self, entry: Entry) -> None:
         """Move a damaged shard to trash, whoever holds it."""
+        with self._move(entry):
+            await self._discard(entry)
+        self._metrics.evictions.labels(entry.ref.source, "damaged").inc()
+        self._events.tell("evicted", entry.ref, reason="damaged")
+        self._changed()
+
+    async def _discard(self, entry: Entry) -> None:
         path = None
         try:
             path = await self._store.discard(entry.ref, entry.name, suspect=entry.suspect)
@@ -71,9 +105,6 @@ class Trash:
             self._ledger.vanished(entry)
         else:
             self._gone(entry, path)
-        self._metrics.evictions.labels(entry.ref.source, "damaged").inc()
-        self._events.tell("evicted", entry.ref, reason="damaged")
-        self._changed()
 
     def _gone(self, entry: Entry, path: str) -> None:
         self._ledger.trashed(entry)
@@ -100,11 +131,12 @@ class Trash:
 
     async def _is_deleted(self, path: str) -> bool:
         try:
-            done = await self._store.reap(path)
+            return await self._store.reap(path)
         except OSError as cause:
-            self.failing = f"deleting from trash: {cause.strerror}"
-            log.warning(self.failing)
+            self._report("deleting from trash", cause)
             return False
-        if done:
-            self.failing = None
-        return done
+
+    def _report(self, what: str, cause: OSError) -> None:
+        error = str(disk_error(cause, what))
+        if self._store.trouble.report("trash", error):
+            log.warning("%s", error)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from cachedaemon.cache import CHECK, Cache
 from cachedaemon.errors import CacheDaemonError
 from cachedaemon.ledger import Entry
 from cachedaemon.model import Ref
 from cachedaemon.plans import Plans
-from cachedaemon.store import Found, Opened, Store
+from cachedaemon.store import Found, Known, Opened, Store
+from cachedaemon.store.disk import SHORT, disk_error
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,10 @@ def admit(cache: Cache, opened: Opened) -> None:
     """Take what was found at start into the ledger, in the order of last use; stamps from the future count as now."""
     now, wall = time.monotonic(), time.time()
     for found in sorted(opened.found, key=lambda one: one.used):
-        cache.ledger.add(_entry(found, now - max(0.0, wall - found.used)))
+        entry = _entry(found, now - max(0.0, wall - found.used))
+        cache.ledger.add(entry)
+        if found.used > wall:
+            cache.used[found.ref] = entry  # written back, or it would stay the last for years
     for path, room in opened.trash:
         cache.ledger.leftover(room)
         cache.trash.throw(path, room)
@@ -46,21 +50,30 @@ class Upkeep:
         self._store = store
         self._plans = plans
         self._scan_every = scan_every
-        self._durability: str | None = None
 
     @property
     def health(self) -> dict[str, str]:
         """What is wrong now; empty when all is well."""
-        found = {"disk": self._durability or self._cache.trash.failing}
-        return {area: what for area, what in found.items() if what}
+        return self._store.trouble.now()
 
     async def run(self) -> None:
         """All of it, for ever."""
         async with asyncio.TaskGroup() as group:
             for work in (self._note, self._sync, self._scan, self._prove, self._end_plans):
-                group.create_task(work(), name=work.__name__)
-            group.create_task(self._cache.room.keep(), name="room")
-            group.create_task(self._cache.trash.empty(), name="trash")
+                group.create_task(self._lasting(work.__name__.strip("_"), work))
+            group.create_task(self._lasting("room", self._cache.room.keep))
+            group.create_task(self._lasting("trash", self._cache.trash.empty))
+
+    async def _lasting(self, area: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Begin again what failed: hits need none of this work, so no failure of it may end them."""
+        while True:
+            try:
+                return await work()
+            except Exception as cause:
+                if self._store.trouble.report(area, f"{area} failed, and is tried again: {cause!r}"):
+                    known = isinstance(cause, OSError | CacheDaemonError)
+                    log.log(logging.ERROR, "%s failed, and is tried again: %r", area, cause, exc_info=not known)
+            await asyncio.sleep(SLOW_RETRY)
 
     async def note_uses(self) -> None:
         """Write the last uses that gathered to the disk, so that a restart keeps the order."""
@@ -78,15 +91,21 @@ class Upkeep:
         """Make each new shard durable, in the background; a shard that the disk cannot keep goes."""
         while True:
             entry = await self._cache.unsynced.get()
+            used = entry.used + time.time() - time.monotonic()
             try:
-                used = entry.used + time.time() - time.monotonic()
                 await self._store.make_durable(entry.ref, entry.name, entry.stamp, used)
             except OSError as cause:
-                self._durability = f"syncing {entry.ref}: {cause.strerror}"
-                log.warning("%s: it is fetched again when it is asked for", self._durability)
-                await self._cache.lose(entry)
-            else:
-                self._durability = None
+                await self._not_durable(entry, cause)
+
+    async def _not_durable(self, entry: Entry, cause: OSError) -> None:
+        error = disk_error(cause, f"syncing {entry.ref}")
+        news = self._store.trouble.report("sync", str(error))
+        if cause.errno in SHORT:
+            asyncio.get_running_loop().call_later(SLOW_RETRY, self._cache.unsynced.put_nowait, entry)
+        else:
+            await self._cache.lose(entry)
+        if news:
+            log.warning("%s", error)
 
     async def _scan(self) -> None:
         """Notice what somebody changed behind the daemon's back."""
@@ -99,8 +118,8 @@ class Upkeep:
 
     async def look(self) -> None:
         """Compare everything with the disk, once."""
-        entries = {entry.ref: entry for entry in self._cache.ledger.entries() if not entry.suspect}
-        known = [self._store.known(e.ref, e.name, e.stamp, unread_meta=not e.checked) for e in entries.values()]
+        entries = {entry.ref: entry for entry in self._cache.ledger.entries()}
+        known = [self._known(entry) for entry in entries.values()]
         lost = set(await self._store.changed(known))
         for ref, entry in entries.items():
             if ref in lost:
@@ -108,6 +127,10 @@ class Upkeep:
                 await self._cache.lose(entry)
             else:
                 entry.checked = True
+
+    def _known(self, entry: Entry) -> Known:
+        unread = not entry.checked
+        return self._store.known(entry.ref, entry.name, entry.stamp, unread_meta=unread, suspect=entry.suspect)
 
     async def _prove(self) -> None:
         """Check the shards that an unclean boot has left, one by one."""
@@ -121,9 +144,8 @@ class Upkeep:
             return
         try:
             await self._cache.bring(ref.source, ref.key, CHECK)
-        except CacheDaemonError as cause:
-            log.warning("%s could not be checked: %s", ref, cause)
-            await self._cache.lose(entry)
+        except CacheDaemonError as cause:  # it stays suspect: whoever asks for it has it checked
+            log.warning("%s is not checked yet: %s", ref, cause)
 
     async def _end_plans(self) -> None:
         """A plan ends with its owner."""

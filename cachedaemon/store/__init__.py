@@ -11,18 +11,21 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from cachedaemon.model import Disk, Meta, Need, Ref, Stamp
-from cachedaemon.store import disk, scan, start
+from cachedaemon.model import Disk, Meta, Ref, Stamp
+from cachedaemon.store import disk, removal, scan
+from cachedaemon.store.directory import Directory, Opened, SourceMark
 from cachedaemon.store.disk import Held, Staged, disk_error
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon.store.scan import Found, Known
 from cachedaemon.store.threads import committed, to_end
+from cachedaemon.store.trouble import Trouble
 from cachedaemon_client import lease
-from cachedaemon_client.members import StaleTable, Table
+from cachedaemon_client.member_table import Table
+from cachedaemon_client.members import StaleTable
 from cachedaemon_client.names import name_of
 
 WRITERS = 8
@@ -39,27 +42,6 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What was there when the cache directory was taken into use."""
-
-    found: list[Found]
-    foreign: list[str]
-    trash: list[tuple[str, Need]]
-    """Leftovers that are still to be deleted."""
-    warnings: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceMark:
-    """A source as far as its shards on the disk depend on it."""
-
-    name: str
-    digest: str
-    archives: str
-    direct: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Published:
     """A shard that became visible, with the daemon's lease on it."""
 
@@ -72,145 +54,121 @@ class Published:
 
 
 class Store:
-    """The cache directory of one daemon."""
+    """The cache directory of one daemon. What the disk refuses is raised as `NoSpace`, unless it says otherwise."""
 
     def __init__(self, layout: Layout, modes: Modes) -> None:
         self.layout = layout
         self.modes = modes
+        self.trouble = Trouble()
+        self.displaced: Callable[[str], object] = str
+        """Is told of what was moved to trash without being in the ledger."""
+        self._directory = Directory(layout, modes)
         self._steps = ThreadPoolExecutor(1, "steps")
         self._writers = ThreadPoolExecutor(WRITERS, "write")
         self._reapers = ThreadPoolExecutor(REAPERS, "reap")
         self._background = ThreadPoolExecutor(2, "background")
-        self._numbers: start.Numbers
-        self._lock = -1
         self._mtime = 0
+
+    @contextlib.contextmanager
+    def _mapped(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as cause:
+            error = disk_error(cause, what)
+            self.trouble.report("disk", str(error))
+            raise error from cause
+
+    def _trash_place(self) -> str:
+        return self.layout.trash(self._directory.numbers.next())
 
     # ---- life
 
     async def open(self, sources: Sequence[SourceMark]) -> Opened:
-        """Take the directory into use: lock it, clear what was left, set aside what is doubtful, read the rest."""
-        return await to_end(self._background, self._open, sources)
+        """Take the directory into use: lock it, clear what was left, set aside what is doubtful, read the rest.
 
-    def _open(self, sources: Sequence[SourceMark]) -> Opened:
-        start.make_root(self.layout.root, self.modes)
-        self._lock = start.lock(self.layout)  # before anything is touched: another daemon may own it
-        warnings = start.prepare(self.layout, self.modes)
-        self._numbers = start.Numbers(self.layout)
-        start.empty(self.layout, self._numbers)
-        if start.other_boot(self.layout):
-            count = start.set_suspects_aside(self.layout, self._numbers)
-            if count:
-                warnings.append(f"the machine was booted since: {count} shards are checked before they are served")
-        for source in sources:
-            if gone := start.renew_source(self.layout, self.modes, source.name, source.digest, self._numbers):
-                warnings.append(f"source {source.name!r} was configured anew: its {gone} shards go")
-        self._vouch(sources)
-        seen = scan.scan(self.layout, [source.name for source in sources])
-        for path in seen.metas:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        self._mtime = max((one.stamp.mtime_ns for one in seen.found), default=0)
-        trash = [(path, disk.allocated(path)) for path in start.left_in_trash(self.layout)]
-        return Opened(seen.found, seen.foreign, trash, warnings)
+        Raises `StartError`.
+        """
+        opened = await to_end(self._background, self._directory.open, sources)
+        self._mtime = max((one.stamp.mtime_ns for one in opened.found), default=0)
+        return opened
 
-    def _vouch(self, sources: Sequence[SourceMark]) -> None:
-        archives = {source.name: source.archives for source in sources}
-        direct = [source.name for source in sources if source.direct]
-        start.vouch(self.layout, self.modes, archives, direct)
+    async def outdated(self, sources: Sequence[SourceMark]) -> list[str]:
+        """Names of sources whose shards on the disk came by another configuration."""
+        with self._mapped("looking at the sources"):
+            found = await to_end(self._background, self._directory.outdated, sources)
+        return [source.name for source in found]
 
     async def renew(self, sources: Sequence[SourceMark]) -> None:
         """The sources were configured anew while the daemon runs."""
-        await to_end(self._steps, self._renew, sources)
-
-    def _renew(self, sources: Sequence[SourceMark]) -> None:
-        for source in sources:
-            start.renew_source(self.layout, self.modes, source.name, source.digest, self._numbers)
-        self._vouch(sources)
+        with self._mapped("making the folders of the sources"):
+            gone = await committed(self._steps, self._directory.renew, sources)
+        for path in gone:
+            self.displaced(path)
 
     async def remake(self, sources: Sequence[SourceMark]) -> bool:
-        """Make the directory anew if somebody removed it; whether that was so."""
-        return await to_end(self._background, self._remake, sources)
-
-    def _remake(self, sources: Sequence[SourceMark]) -> bool:
-        try:
-            here = os.stat(self.layout.lock)
-            own = os.fstat(self._lock)
-            if (here.st_dev, here.st_ino) == (own.st_dev, own.st_ino) and self.layout.vouch.exists():
+        """Make the directory anew as far as somebody removed it; whether that was so."""
+        with self._mapped("looking for the cache directory"):
+            if await to_end(self._background, self._directory.is_whole, sources):
                 return False
-        except FileNotFoundError:
-            pass
-        start.make_root(self.layout.root, self.modes)
-        os.close(self._lock)
-        self._lock = start.lock(self.layout)
-        start.prepare(self.layout, self.modes)
-        self._renew(sources)
+            await committed(self._steps, self._directory.remake)
+        await self.renew(sources)
         return True
 
     def close(self) -> None:
         """Let the directory go. Threads that still work are waited for."""
         for pool in (self._steps, self._writers, self._reapers, self._background):
             pool.shutdown(wait=True, cancel_futures=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._directory.close()
 
     async def usage(self) -> Disk:
         """Room on the file system."""
-        return await to_end(self._writers, disk.usage, str(self.layout.root))
+        with self._mapped("looking for room"):
+            return await to_end(self._writers, disk.usage, str(self.layout.root))
 
     # ---- a transfer
 
     @contextlib.asynccontextmanager
     async def staging(self, source: str) -> AsyncIterator[Staged]:
         """A new file in staging; whatever is left of it at the end is removed."""
-        number = self._numbers.next()
-        try:
+        number = self._directory.numbers.next()
+        with self._mapped("staging"):
             staged = await to_end(self._writers, Staged, self.layout.staging(number), number)
-        except OSError as cause:
-            raise disk_error(cause, "staging") from cause
         try:
             yield staged
         finally:
             await committed(self._reapers, self._drop, staged, self.layout.new_table(source, number))
 
     def _drop(self, staged: Staged, table: str) -> None:
-        staged.close()
         for path in (staged.folder, table):
             with contextlib.suppress(OSError):  # a failing disk: the next start clears it
-                disk.delete(path)
+                staged.close()
+                removal.delete(path)
 
     async def seal_table(self, source: str, staged: Staged) -> None:
         """A member table is complete: give it mode and group."""
-        await to_end(self._writers, disk.seal_path, self.layout.new_table(source, staged.number), self.modes)
+        with self._mapped("sealing a member table"):
+            await to_end(self._writers, disk.seal_path, self.layout.new_table(source, staged.number), self.modes)
 
     async def write(self, staged: Staged, pieces: Sequence[bytes | memoryview]) -> None:
         """Append to a staged file."""
-        try:
+        with self._mapped("writing a transfer"):
             await to_end(self._writers, staged.write, pieces)
-        except OSError as cause:
-            raise disk_error(cause, "writing a transfer") from cause
 
     async def expect(self, staged: Staged, size: int) -> None:
         """The size of a staged file is known."""
-        try:
+        with self._mapped("preparing a transfer"):
             await to_end(self._writers, staged.expect, size)
-        except OSError as cause:
-            raise disk_error(cause, "preparing a transfer") from cause
 
     async def seal(self, staged: Staged) -> Sealed:
         """The file is complete: give it its mode, its group and an mtime that no other shard has."""
-        try:
+        with self._mapped("sealing a transfer"):
             seen = await to_end(self._writers, staged.seal, self.modes, self._next_mtime())
-        except OSError as cause:
-            raise disk_error(cause, "sealing a transfer") from cause
         return Sealed(staged.path, disk.stamp_of(seen), seen.st_blocks * 512)
 
     async def seal_folder(self, path: str, blocks: int) -> Sealed:
         """The same for an unpacked folder."""
-        try:
+        with self._mapped("sealing a folder"):
             seen = await to_end(self._writers, disk.seal_folder, path, self.modes, self._next_mtime())
-        except OSError as cause:
-            raise disk_error(cause, "sealing a folder") from cause
         return Sealed(path, disk.stamp_of(seen), blocks)
 
     def _next_mtime(self) -> int:
@@ -219,27 +177,33 @@ class Store:
 
     async def publish(self, ref: Ref, staged: Staged, sealed: Sealed, meta: Meta) -> Published:
         """Make a shard visible: meta and member table first, its own rename last. Its shared lock is held already."""
-        aside = self.layout.trash(self._numbers.next())
-        try:
-            return await committed(self._steps, self._publish, ref, staged, sealed, meta, aside)
-        except OSError as cause:
-            raise disk_error(cause, f"publishing {ref}") from cause
+        aside = self._trash_place()
+        with self._mapped(f"publishing {ref}"):
+            published, displaced = await committed(self._steps, self._publish, ref, staged, sealed, meta, aside)
+        if displaced:
+            self.displaced(aside)
+        return published
 
-    def _publish(self, ref: Ref, staged: Staged, sealed: Sealed, meta: Meta, aside: str) -> Published:
+    def _publish(self, ref: Ref, staged: Staged, sealed: Sealed, meta: Meta, aside: str) -> tuple[Published, bool]:
+        """What stands in its place without being in the ledger goes first: the new meta file would vouch for it."""
         name = name_of(ref.key)
+        displaced = disk.move_aside(self.layout.shard(ref.source, name), aside)
         beside = self.layout.beside(ref.source, staged.number)
-        disk.write_meta(meta, beside, self.modes)
-        os.rename(beside, self.layout.meta(ref.source, name))
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.layout.new_table(ref.source, staged.number), self.layout.table(ref.source, name))
-        return Published(*disk.publish(sealed.path, self.layout.shard(ref.source, name), sealed.stamp, aside))
+        try:
+            disk.write_meta(meta, beside, self.modes)
+            os.rename(beside, self.layout.meta(ref.source, name))
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.layout.new_table(ref.source, staged.number), self.layout.table(ref.source, name))
+            held = disk.publish(sealed.path, self.layout.shard(ref.source, name), sealed.stamp)
+        except BaseException:
+            disk.unlink_beside([beside, *self._beside(ref, name)])
+            raise
+        return Published(held, held.stamp), displaced
 
     async def drop_packed(self, staged: Staged) -> None:
         """Remove the packed form of what was unpacked."""
-        try:
+        with self._mapped("deleting a packed archive"):
             await to_end(self._reapers, staged.unlink)
-        except OSError as cause:
-            raise disk_error(cause, "deleting a packed archive") from cause
 
     def table_of(self, source: str, staged: Staged) -> str:
         """Where the member table of a staged archive is written."""
@@ -249,7 +213,8 @@ class Store:
 
     async def hold(self, ref: Ref, name: str, stamp: Stamp, *, indexed: bool, checked: bool) -> Held:
         """The daemon's own lease on a shard that is as it was published. Raises `lease.Busy` or `lease.Gone`."""
-        return await to_end(self._steps, self._hold, ref, name, stamp, indexed=indexed, checked=checked)
+        with self._mapped(f"opening {ref}"):
+            return await to_end(self._steps, self._hold, ref, name, stamp, indexed=indexed, checked=checked)
 
     def _hold(self, ref: Ref, name: str, stamp: Stamp, *, indexed: bool, checked: bool) -> Held:
         place = self.layout.shard(ref.source, name)
@@ -258,7 +223,7 @@ class Store:
             if not checked and not scan.is_intact(
                 place, self.layout.meta(ref.source, name), held.stamp, look_at_meta=True
             ):
-                raise lease.Gone(place)
+                raise lease.Gone(place)  # noqa: TRY301 - the lease ends in one place
             if indexed:
                 Table(held.descriptor, self.layout.table(ref.source, name)).close()
         except StaleTable as cause:
@@ -276,34 +241,44 @@ class Store:
     async def is_leased(self, ref: Ref, name: str, own: Held | None) -> bool:
         """Whether a reader holds the shard."""
         place = self.layout.shard(ref.source, name)
-        return await to_end(self._steps, disk.is_leased, place, own.descriptor if own else None)
+        with self._mapped(f"looking at {ref}"):
+            return await to_end(self._steps, disk.is_leased, place, own.descriptor if own else None)
 
     async def evict(self, ref: Ref, name: str, stamp: Stamp, *, suspect: bool = False) -> str:
-        """Move a shard that nobody holds to trash; its path there. Raises `lease.Busy` or `lease.Gone`."""
+        """Move a shard that nobody holds to trash; its path there. Raises `lease.Busy`, `lease.Gone` or OSError."""
         place = self.layout.suspect(ref.source, name) if suspect else self.layout.shard(ref.source, name)
-        trash = self.layout.trash(self._numbers.next())
+        trash = self._trash_place()
         await committed(self._steps, disk.evict, place, stamp, self._beside(ref, name), trash)
         return trash
 
     async def discard(self, ref: Ref, name: str, *, suspect: bool = False) -> str | None:
-        """Move what is damaged to trash, whoever holds it; its path there, None when nothing was there."""
+        """Move what is damaged to trash, whoever holds it; its path there, None when nothing was there; OSError."""
         place = self.layout.suspect(ref.source, name) if suspect else self.layout.shard(ref.source, name)
-        trash = self.layout.trash(self._numbers.next())
+        trash = self._trash_place()
         there = await committed(self._steps, disk.discard, place, self._beside(ref, name), trash)
         return trash if there else None
 
     def _beside(self, ref: Ref, name: str) -> list[str]:
-        return [self.layout.meta(ref.source, name), self.layout.table(ref.source, name)]
+        """The meta file last: the start finds by it what was left."""
+        return [self.layout.table(ref.source, name), self.layout.meta(ref.source, name)]
 
     async def reap(self, trash: str) -> bool:
-        """Delete what was moved to trash; False while a reader still uses the folder."""
-        return await to_end(self._reapers, disk.reap, trash)
+        """Delete what was moved to trash; False while a reader still uses the folder; OSError."""
+        return await to_end(self._reapers, removal.reap, trash)
 
     async def restore(self, ref: Ref, name: str, stamp: Stamp) -> Published:
         """Publish a suspect shard that has proved its digest."""
-        place, aside = self.layout.shard(ref.source, name), self.layout.trash(self._numbers.next())
-        suspect = self.layout.suspect(ref.source, name)
-        return await committed(self._steps, lambda: Published(*disk.publish(suspect, place, stamp, aside)))
+        aside = self._trash_place()
+        with self._mapped(f"publishing {ref}"):
+            held, displaced = await committed(self._steps, self._restore, ref, name, stamp, aside)
+        if displaced:
+            self.displaced(aside)
+        return Published(held, held.stamp)
+
+    def _restore(self, ref: Ref, name: str, stamp: Stamp, aside: str) -> tuple[Held, bool]:
+        place = self.layout.shard(ref.source, name)
+        displaced = disk.move_aside(place, aside)
+        return disk.publish(self.layout.suspect(ref.source, name), place, stamp), displaced
 
     async def proves(self, ref: Ref, name: str, digest: Callable[[str], str]) -> bool:
         """Whether a suspect shard has the digest that its meta file says; `digest` takes it anew from a path."""
@@ -321,7 +296,7 @@ class Store:
     async def make_durable(self, ref: Ref, name: str, stamp: Stamp, used: float) -> bool:
         """Sync a shard and mark its meta file so; False when it went meanwhile. OSError when the disk fails."""
         place, meta_place = self.layout.shard(ref.source, name), self.layout.meta(ref.source, name)
-        beside = self.layout.beside(ref.source, self._numbers.next())
+        beside = self.layout.beside(ref.source, self._directory.numbers.next())
 
         def prepare() -> bool:
             meta = disk.read_meta(meta_place)
@@ -331,10 +306,12 @@ class Store:
             return True
 
         def exchange() -> bool:
-            if scan.is_intact(place, meta_place, stamp):
-                os.rename(beside, meta_place)
-                return True
-            os.unlink(beside)
+            try:
+                if scan.is_intact(place, meta_place, stamp):
+                    os.rename(beside, meta_place)
+                    return True
+            finally:
+                disk.unlink(beside)
             return False
 
         if not await to_end(self._background, prepare) or not await to_end(self._steps, exchange):
@@ -353,18 +330,22 @@ class Store:
 
     async def changed(self, known: Sequence[Known]) -> list[Ref]:
         """Shards that somebody changed or removed."""
-        return await to_end(self._background, scan.changed, known)
+        lost, failed = await to_end(self._background, scan.changed, known)
+        if failed is not None:
+            self.trouble.report("disk", str(disk_error(failed, "looking at the shards")))
+        return lost
 
-    def known(self, ref: Ref, name: str, stamp: Stamp, *, unread_meta: bool) -> Known:
+    def known(self, ref: Ref, name: str, stamp: Stamp, *, unread_meta: bool, suspect: bool = False) -> Known:
         """A shard for `changed`."""
-        place, meta = self.layout.shard(ref.source, name), self.layout.meta(ref.source, name)
-        return Known(ref, place, meta, stamp, unread_meta)
+        place = self.layout.suspect(ref.source, name) if suspect else self.layout.shard(ref.source, name)
+        return Known(ref, place, self.layout.meta(ref.source, name), stamp, unread_meta)
 
     # ---- plans
 
     async def make_plan(self, name: str) -> str:
         """The file that the plan's owner holds; it stays the same for the same plan."""
-        return await to_end(self._writers, self._make_plan, name)
+        with self._mapped(f"making the file of plan {name}"):
+            return await to_end(self._writers, self._make_plan, name)
 
     def _make_plan(self, name: str) -> str:
         path = self.layout.plan(name)
@@ -378,7 +359,7 @@ class Store:
         return path
 
     async def held_plans(self, names: Sequence[str]) -> set[str]:
-        """Those plans whose file somebody holds."""
+        """Those plans whose file somebody holds; OSError."""
         return await to_end(self._background, lambda: {name for name in names if self._is_held(self.layout.plan(name))})
 
     def _is_held(self, path: str) -> bool:
@@ -395,6 +376,9 @@ class Store:
         return False
 
     async def drop_plan(self, name: str) -> None:
-        """The plan has ended."""
+        """The plan has ended; OSError."""
         with contextlib.suppress(FileNotFoundError):
             await to_end(self._writers, os.unlink, self.layout.plan(name))
+
+
+__all__ = ["REAPERS", "Found", "Held", "Known", "Opened", "Published", "Sealed", "SourceMark", "Staged", "Store"]

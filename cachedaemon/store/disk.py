@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import stat
@@ -20,7 +19,7 @@ from pathlib import Path
 import xxhash
 
 from cachedaemon.errors import NoSpace
-from cachedaemon.model import Disk, Meta, Need, Stamp, Validators
+from cachedaemon.model import Disk, Meta, Stamp, Validators
 from cachedaemon.store.layout import Modes
 from cachedaemon_client import lease
 
@@ -33,11 +32,14 @@ def stamp_of(seen: os.stat_result) -> Stamp:
     return Stamp(seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
 
 
+SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""The daemon is short of something: the disk is well, and so is what lies on it."""
+
+
 def disk_error(cause: OSError, what: str) -> NoSpace:
-    """A failure of the cache's own disk, as the reader is told it."""
-    return NoSpace(
-        f"{what}: the cache's disk failed: {cause.strerror or cause} ({errno.errorcode.get(cause.errno or 0)})"
-    )
+    """A failure of a call to the cache's own disk, as the reader is told it."""
+    who = "the daemon is short of something" if cause.errno in SHORT else "the cache's disk failed"
+    return NoSpace(f"{what}: {who}: {cause.strerror or cause} ({errno.errorcode.get(cause.errno or 0, 'no number')})")
 
 
 def usage(root: str) -> Disk:
@@ -69,7 +71,11 @@ class Staged:
         self.path = f"{folder}/data"
         self.size = 0
         self._hash = xxhash.xxh3_128()
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except BaseException:
+            os.rmdir(folder)
+            raise
 
     @property
     def digest(self) -> str:
@@ -135,46 +141,78 @@ def seal_folder(path: str, modes: Modes, mtime_ns: int) -> os.stat_result:
         os.close(descriptor)
 
 
-def publish(staged: str, place: str, stamp: Stamp, aside: str) -> tuple[Held, Stamp]:
-    """Rename a sealed shard to its place, its shared lock held already; the lock, and what `stat` says from now on.
+def move_aside(place: str, aside: str) -> bool:
+    """Move away what stands in a shard's place; whether something did."""
+    try:
+        os.rename(place, aside)
+    except FileNotFoundError:
+        return False
+    return True
 
-    What stands in its place without being in the ledger goes aside: it would be served as the shard.
-    """
+
+def publish(staged: str, place: str, stamp: Stamp) -> Held:
+    """Rename a sealed shard to its place, which must be free; its shared lock is held already."""
     descriptor = os.open(staged, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if stamp_of(os.fstat(descriptor)) != stamp:
-            raise OSError(errno.ESTALE, "the staged file was changed by somebody else", staged)
+            raise OSError(errno.ESTALE, "the staged file was changed by somebody else", staged)  # noqa: TRY301 - it closes
         lease.hold(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(place, aside)
         os.rename(staged, place)
     except BaseException:
         os.close(descriptor)
         raise
-    after = stamp_of(os.fstat(descriptor))
-    return Held(descriptor, after), after
+    return Held(descriptor, stamp)
 
 
 def write_meta(meta: Meta, beside: str, modes: Modes, used: float | None = None, *, durable: bool = False) -> None:
     """Write a meta file, to be renamed into place; its mtime is the last use (Unix seconds; None: now)."""
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    stamp = time.time_ns() if used is None else int(used * 1e9)
+    _write_file(beside, json.dumps(asdict(meta)), modes, stamp, durable=durable)
+
+
+def replace_file(place: str, text: str, beside: str, modes: Modes) -> None:
+    """Exchange a small file as a whole; it is written `beside` first."""
+    _write_file(beside, text, modes, time.time_ns())
     try:
-        os.write(descriptor, json.dumps(asdict(meta)).encode())
-        stamp = time.time_ns() if used is None else int(used * 1e9)
-        seal(descriptor, modes.file, modes.group, stamp)
+        os.rename(beside, place)
+    except BaseException:
+        unlink(beside)
+        raise
+
+
+def _write_file(path: str, text: str, modes: Modes, mtime_ns: int, *, durable: bool = False) -> None:
+    """A new file, whole or not there at all."""
+    unlink(path)  # what a killed daemon left there has a mode that its owner cannot write with
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        seal(descriptor, modes.file, modes.group, mtime_ns)
         if durable:
             os.fsync(descriptor)
+    except BaseException:
+        unlink(path)
+        raise
     finally:
         os.close(descriptor)
 
 
+def unlink(path: str) -> None:
+    """Remove a file that may have gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
 def read_meta(place: str) -> Meta | None:
-    """The meta file; None where there is none that can be read as one (after a power cut it may be empty)."""
+    """The meta file; None where there is none that can be read as one: after a power cut it may be empty or lost."""
     try:
         said = json.loads(Path(place).read_bytes())
-        return Meta(**{**said, "validators": Validators(**said["validators"])})
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        meta = Meta(**{**said, "validators": Validators(**said["validators"])})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    kinds = ((meta.key, str), (meta.digest, str), (meta.size, int), (meta.blocks, int), (meta.inodes, int))
+    return meta if all(isinstance(value, kind) for value, kind in kinds) else None
 
 
 def evict(place: str, stamp: Stamp, beside: Sequence[str], trash: str) -> None:
@@ -184,24 +222,26 @@ def evict(place: str, stamp: Stamp, beside: Sequence[str], trash: str) -> None:
         if (seen.st_dev, seen.st_ino) != stamp[:2]:
             raise lease.Gone(place)
         os.rename(place, trash)
-        for path in beside:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
     finally:
         lease.give_back(descriptor)
+    unlink_beside(beside)
 
 
 def discard(place: str, beside: Sequence[str], trash: str) -> bool:
     """Move away what is damaged, whoever holds it; whether something was there."""
-    try:
-        os.rename(place, trash)
-        there = True
-    except FileNotFoundError:
-        there = False
-    for path in beside:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    there = move_aside(place, trash)
+    unlink_beside(beside)
     return there
+
+
+def unlink_beside(paths: Sequence[str]) -> None:
+    """Remove what described a shard that has gone: the rename cannot be taken back, so a failure here is none.
+
+    What is left is replaced with the shard's next coming, or cleared at the next start.
+    """
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def is_leased(place: str, own: int | None) -> bool:
@@ -223,54 +263,6 @@ def is_leased(place: str, own: int | None) -> bool:
             with contextlib.suppress(BlockingIOError):
                 lease.hold(own)
     return False
-
-
-def delete(path: str) -> None:
-    """Remove a file or a whole folder, whatever its modes are and however deep it is."""
-    try:
-        seen = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(seen.st_mode):
-        os.unlink(path)
-        return
-    folders = [path]
-    for folder in folders:
-        folders.extend(_emptied(folder))
-    for folder in reversed(folders):
-        os.rmdir(folder)
-
-
-def _emptied(folder: str) -> list[str]:
-    """Unlink what is no folder; the folders that are left in it."""
-    os.chmod(folder, 0o700)
-    left = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                left.append(entry.path)
-            else:
-                os.unlink(entry.path)
-    return left
-
-
-def allocated(path: str) -> Need:
-    """Allocated bytes of the regular files of a tree, every inode once, and all its inodes."""
-    seen = os.lstat(path)
-    if not stat.S_ISDIR(seen.st_mode):
-        return Need(seen.st_blocks * 512 if stat.S_ISREG(seen.st_mode) else 0, 1)
-    known: set[int] = set()
-    total, count, folders = 0, 1, [path]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                count += 1
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_file(follow_symlinks=False) and entry.inode() not in known:
-                    known.add(entry.inode())
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return Need(total, count)
 
 
 def file_digest(path: str) -> str:
@@ -328,23 +320,3 @@ def hold(place: str, stamp: Stamp) -> Held:
         lease.give_back(descriptor)
         raise lease.Gone(place)
     return Held(descriptor, found)
-
-
-def reap(trash: str) -> bool:
-    """Delete what was moved to trash; False while somebody reads in the folder (it was moved away from a reader)."""
-    try:
-        descriptor = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (NotADirectoryError, FileNotFoundError):
-        descriptor = -1
-    except PermissionError:
-        descriptor = -1
-    try:
-        if descriptor >= 0:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        delete(trash)
-    except BlockingIOError:
-        return False
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-    return True

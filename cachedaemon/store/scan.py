@@ -35,8 +35,8 @@ class Scan:
     found: list[Found] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     """Paths that are not the daemon's: left alone, and reported."""
-    metas: list[str] = field(default_factory=list)
-    """Meta files and tables of shards that are not there any more."""
+    orphans: list[str] = field(default_factory=list)
+    """Meta files and tables of shards that are not there, and such as were being written."""
 
 
 def scan(layout: Layout, sources: Iterable[str]) -> Scan:
@@ -59,9 +59,12 @@ def _scan_source(layout: Layout, source: str, result: Scan) -> None:
         if os.path.lexists(f"{layout.root}/{area}/{source}") and not _is_folder(f"{layout.root}/{area}/{source}"):
             result.foreign.append(f"{layout.root}/{area}/{source}")
             return
-    for area in ("meta", "members"):
-        result.metas += [e.path for e in _entries(f"{layout.root}/{area}/{source}") if e.name.startswith("~")]
     used = {e.name[:-5]: e for e in _entries(f"{layout.root}/meta/{source}") if e.name.endswith(".json")}
+    for area in ("meta", "members"):
+        entries = _entries(f"{layout.root}/{area}/{source}")
+        result.orphans += [
+            e.path for e in entries if e.name.startswith("~") or (area == "members" and e.name not in used)
+        ]
     for area in ("shards", "suspect"):
         for entry in _entries(f"{layout.root}/{area}/{source}"):
             found = _found(layout, source, entry, used.pop(entry.name, None), suspect=area == "suspect")
@@ -70,7 +73,7 @@ def _scan_source(layout: Layout, source: str, result: Scan) -> None:
             else:
                 result.found.append(found)
     for name in used:
-        result.metas += [layout.meta(source, name), layout.table(source, name)]
+        result.orphans += [layout.meta(source, name), layout.table(source, name)]
 
 
 def _found(
@@ -121,16 +124,26 @@ class Known:
     """Nobody has compared it with its meta file yet."""
 
 
-def changed(known: Iterable[Known]) -> list[Ref]:
-    """Shards that are not on the disk any more as they were published."""
-    return [one.ref for one in known if not is_intact(one.path, one.meta, one.stamp, look_at_meta=one.unread_meta)]
+def changed(known: Iterable[Known]) -> tuple[list[Ref], OSError | None]:
+    """Shards that are not on the disk any more as they were published, and why some could not be looked at."""
+    lost, failed = [], None
+    for one in known:
+        try:
+            if not is_intact(one.path, one.meta, one.stamp, look_at_meta=one.unread_meta):
+                lost.append(one.ref)
+        except OSError as cause:
+            failed = cause
+    return lost, failed
 
 
 def is_intact(path: str, meta: str, stamp: Stamp, *, look_at_meta: bool = False) -> bool:
-    """Whether a shard is as it was published; `look_at_meta` compares its size with the meta file too."""
+    """Whether a shard is as it was published; `look_at_meta` compares its size with the meta file too.
+
+    Raises OSError when the disk does not say: a shard that cannot be looked at is not known to be damaged.
+    """
     try:
         seen = os.lstat(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     if stat.S_ISDIR(seen.st_mode):
         return (seen.st_dev, seen.st_ino) == stamp[:2]

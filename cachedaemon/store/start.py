@@ -6,12 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from cachedaemon.errors import StartError
-from cachedaemon.store.disk import read_meta
+from cachedaemon.store import disk
 from cachedaemon.store.layout import FOLDERS, Layout, Modes
 from cachedaemon_client.places import boot_id
 from cachedaemon_client.wire import FORMAT
@@ -21,58 +22,37 @@ LOCK_WAIT = 5.0
 """Seconds that a start waits for the daemon before it to end."""
 
 
-def prepare(layout: Layout, modes: Modes) -> list[str]:
-    """Make the folders and try the file system; warnings. Raises `StartError` with the right cause."""
-    kind = file_system(layout.root)
-    if kind in NETWORKED:
-        raise StartError(
-            f"cache.dir = {str(layout.root)!r} lies on {kind}: locks need a local file system (ext4, xfs, tmpfs, ...)"
-        )
-    try:
-        for folder in FOLDERS:
-            _make_folder(layout.root / folder, modes, shared=folder not in ("staging", "trash", "suspect"))
-        _try_locks(layout.root)
-    except OSError as cause:
-        raise StartError(f"cache.dir = {str(layout.root)!r} cannot be written: {cause.strerror}") from cause
-    return [f"cache.dir lies on {kind}: whether locks hold there is not known"] if kind.startswith("fuse") else []
+def unusable(root: Path, cause: OSError) -> StartError:
+    """The cache directory cannot be used, and why."""
+    return StartError(f"cache.dir = {str(root)!r} cannot be used: {cause.strerror or cause}")
+
+
+# ---- its place
 
 
 def make_root(root: Path, modes: Modes) -> None:
     """Make the cache directory where it is missing."""
     try:
         for parent in reversed([one for one in root.parents if not one.exists()]):
-            parent.mkdir(exist_ok=True)
-            parent.chmod(0o755)  # whatever the umask is: readers must be able to pass
+            os.makedirs(parent, exist_ok=True)
+            os.chmod(parent, 0o755)  # noqa: S103 - whatever the umask is: readers must be able to pass
         with contextlib.suppress(FileExistsError):
-            root.mkdir(mode=0o700)
-            _make_folder(root, modes, shared=True)
-        if not root.is_dir():
-            raise StartError(f"cache.dir = {str(root)!r} is not a folder")
+            os.mkdir(root, 0o700)
+            _give(root, modes.folder, modes)
     except OSError as cause:
         raise StartError(f"cache.dir = {str(root)!r} cannot be made: {cause.strerror}") from cause
+    if not root.is_dir():
+        raise StartError(f"cache.dir = {str(root)!r} is not a folder")
 
 
-def _make_folder(path: Path, modes: Modes, *, shared: bool) -> None:
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.is_symlink():
-        raise StartError(f"{path} is a symbolic link: links are not followed in the cache directory")
-    if modes.group is not None:
-        os.chown(path, -1, modes.group)
-    path.chmod(modes.folder if shared else 0o700)
-
-
-def _try_locks(root: Path) -> None:
-    """Two descriptors of one file must exclude each other; on some file systems they do not."""
-    with tempfile.TemporaryFile(dir=root / "staging") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        other = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY)
-        try:
-            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        finally:
-            os.close(other)
-    raise StartError(f"cache.dir = {str(root)!r}: flock does not work on this file system")
+def check_kind(root: Path) -> list[str]:
+    """Refuse a network file system, where locks do not reach or are slow; warnings about others."""
+    kind = file_system(root)
+    if kind in NETWORKED:
+        raise StartError(
+            f"cache.dir = {str(root)!r} lies on {kind}: locks need a local file system (ext4, xfs, tmpfs, ...)"
+        )
+    return [f"cache.dir lies on {kind}: whether locks hold there is not known"] if kind.startswith("fuse") else []
 
 
 def file_system(path: Path) -> str:
@@ -87,38 +67,97 @@ def file_system(path: Path) -> str:
     return "unknown"
 
 
-def lock(layout: Layout) -> int:
-    """Lock the cache directory for this daemon, waiting 5 s for one that ends; the descriptor."""
+# ---- its lock
+
+
+def lock(layout: Layout, *, wait: float = LOCK_WAIT) -> int:
+    """Lock the cache directory for this daemon, waiting `wait` seconds for one that ends; the descriptor."""
+    descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as cause:
-        raise StartError(f"cache.dir = {str(layout.root)!r} cannot be written: {cause.strerror}") from cause
-    deadline = time.monotonic() + LOCK_WAIT
+        _take(descriptor, layout.root, time.monotonic() + wait)
+        _try_locks(layout)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _take(descriptor: int, root: Path, deadline: float) -> None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise StartError(f"another daemon (pid {holder}) uses the cache directory {layout.root}") from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        return descriptor
+            if time.monotonic() >= deadline:
+                holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
+                raise StartError(f"another daemon (pid {holder}) uses the cache directory {root}") from None
+            time.sleep(0.05)
+        else:
+            return
 
 
-def other_boot(layout: Layout) -> bool:
-    """Whether the cache was last used under another boot of the machine."""
+def _try_locks(layout: Layout) -> None:
+    """Two descriptors of one file must exclude each other; on some file systems they do not."""
+    other = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        said = json.loads(layout.vouch.read_bytes())
-        return bool(said["boot_id"] != boot_id())
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(other)
+    raise StartError(f"cache.dir = {str(layout.root)!r}: flock does not work on this file system")
+
+
+# ---- its folders
+
+
+def make_folders(layout: Layout, modes: Modes) -> None:
+    """The folders that every cache directory has."""
+    for folder in FOLDERS:
+        _make_folder(f"{layout.root}/{folder}", modes, shared=folder not in ("staging", "trash", "suspect"))
+
+
+def make_source(layout: Layout, modes: Modes, source: str) -> None:
+    """The folders of one source."""
+    for folder in layout.source_folders(source):
+        _make_folder(folder, modes, shared="/suspect/" not in folder)
+
+
+def _make_folder(path: str, modes: Modes, *, shared: bool) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if os.path.islink(path):
+        raise StartError(f"{path} is a symbolic link: links are not followed in the cache directory")
+    _give(path, modes.folder if shared else 0o700, modes)
+
+
+def _give(path: str | Path, mode: int, modes: Modes) -> None:
+    if modes.group is not None:
+        os.chown(path, -1, modes.group)
+    os.chmod(path, mode)
+
+
+def is_complete(layout: Layout, sources: Iterable[str]) -> bool:
+    """Whether nothing was removed that the daemon makes at its start."""
+    wanted = [str(layout.vouch), *(f"{layout.root}/{folder}" for folder in FOLDERS)]
+    wanted += [folder for source in sources for folder in layout.source_folders(source)]
+    return all(os.path.lexists(path) for path in wanted)
+
+
+# ---- what it says of itself
+
+
+def is_doubtful(layout: Layout) -> bool:
+    """Whether shards may be other than they were published: another boot, another format, or nobody says."""
+    try:
+        said = json.loads(Path(layout.vouch).read_bytes())
+        return bool(said["boot_id"] != boot_id() or said["format"] != FORMAT)
     except (OSError, ValueError, KeyError, TypeError):
-        return (layout.root / "shards").is_dir() and any((layout.root / "shards").iterdir())
+        return True
 
 
-def vouch(layout: Layout, modes: Modes, archives: dict[str, str], direct: list[str]) -> None:
+def vouch(layout: Layout, modes: Modes, archives: dict[str, str], direct: list[str], numbers: Numbers) -> None:
     """Write `daemon.json`: from now on clients may lease without asking."""
     seen = os.stat(layout.root)
     said = {
@@ -129,24 +168,27 @@ def vouch(layout: Layout, modes: Modes, archives: dict[str, str], direct: list[s
         "direct": direct,
         "archives": archives,
     }
-    beside = layout.root / "plans" / ".daemon.json"
-    beside.write_text(json.dumps(said))
-    if modes.group is not None:
-        os.chown(beside, -1, modes.group)
-    beside.chmod(modes.file | 0o200)
-    beside.rename(layout.vouch)
+    disk.replace_file(str(layout.vouch), json.dumps(said), layout.staging(numbers.next()), modes)
 
 
-def empty(layout: Layout, numbers: Numbers) -> None:
-    """Move what a killed daemon left in staging and plans to trash."""
-    for area in ("staging", "plans"):
-        for entry in list(os.scandir(layout.root / area)):
-            os.rename(entry.path, layout.trash(numbers.next()))
+def mark_of(layout: Layout, source: str) -> str | None:
+    """The digest of the configuration that a source's shards came by; None where it has none."""
+    try:
+        return Path(_mark(layout, source)).read_text(errors="replace")
+    except FileNotFoundError:
+        return None
 
 
-def left_in_trash(layout: Layout) -> list[str]:
-    """What is still to be deleted."""
-    return [entry.path for entry in os.scandir(layout.root / "trash")]
+def mark(layout: Layout, source: str, digest: str, numbers: Numbers) -> None:
+    """From now on its shards come by this configuration."""
+    disk.replace_file(_mark(layout, source), digest, layout.staging(numbers.next()), Modes(0o600, 0o700, None))
+
+
+def _mark(layout: Layout, source: str) -> str:
+    return f"{layout.root}/meta/{source}/.source"
+
+
+# ---- what was left behind
 
 
 class Numbers:
@@ -162,6 +204,18 @@ class Numbers:
         return self._last
 
 
+def empty(layout: Layout, numbers: Numbers) -> None:
+    """Move what a killed daemon left in staging and plans to trash."""
+    for area in ("staging", "plans"):
+        for entry in list(os.scandir(layout.root / area)):
+            os.rename(entry.path, layout.trash(numbers.next()))
+
+
+def left_in_trash(layout: Layout) -> list[str]:
+    """What is still to be deleted."""
+    return [entry.path for entry in os.scandir(layout.root / "trash")]
+
+
 def set_suspects_aside(layout: Layout, numbers: Numbers) -> int:
     """After another boot: move every shard that is not known to be durable to `suspect/`; how many.
 
@@ -169,33 +223,41 @@ def set_suspects_aside(layout: Layout, numbers: Numbers) -> int:
     """
     count = 0
     for source in list(os.scandir(layout.root / "shards")):
-        if not source.is_dir(follow_symlinks=False):
-            continue
-        os.makedirs(layout.root / "suspect" / source.name, mode=0o700, exist_ok=True)
-        for entry in list(os.scandir(source.path)):
-            meta = read_meta(layout.meta(source.name, entry.name))
-            if entry.is_symlink() or (meta is not None and meta.synced):
-                continue
-            lost = meta is None
-            os.rename(entry.path, layout.trash(numbers.next()) if lost else layout.suspect(source.name, entry.name))
-            count += not lost
+        if source.is_dir(follow_symlinks=False):
+            os.makedirs(layout.root / "suspect" / source.name, mode=0o700, exist_ok=True)
+            count += sum(_set_aside(layout, source.name, entry, numbers) for entry in list(os.scandir(source.path)))
     return count
 
 
-def renew_source(layout: Layout, modes: Modes, source: str, digest: str, numbers: Numbers) -> int:
-    """Make a source's folders; move its shards to trash when its url, archives or etl changed. How many went."""
-    for folder in layout.source_folders(source):
-        _make_folder(Path(folder), modes, shared="/suspect/" not in folder)
-    mark = Path(layout.root, "meta", source, ".source")
-    with contextlib.suppress(FileNotFoundError):
-        if mark.read_text() == digest:
-            return 0
-    went = 0
+def _set_aside(layout: Layout, source: str, entry: os.DirEntry[str], numbers: Numbers) -> bool:
+    meta = disk.read_meta(layout.meta(source, entry.name))
+    if entry.is_symlink() or (meta is not None and meta.synced):
+        return False
+    if meta is None:
+        os.rename(entry.path, layout.trash(numbers.next()))
+        return False
+    place = layout.suspect(source, entry.name)
+    with contextlib.suppress(FileNotFoundError):  # one of an earlier boot, which was fetched again since
+        os.rename(place, layout.trash(numbers.next()))
+    os.rename(entry.path, place)
+    return True
+
+
+class Went(NamedTuple):
+    """What was moved to trash, and of which source it is."""
+
+    path: str
+    source: str
+    is_shard: bool
+
+
+def renew_source(layout: Layout, source: str, digest: str, numbers: Numbers) -> list[Went]:
+    """Move a source's shards to trash, since its url, archives or etl changed; the shards first, the mark last."""
+    gone = []
     for area in ("shards", "suspect", "members", "meta"):
         for entry in list(os.scandir(layout.root / area / source)):
-            os.rename(entry.path, layout.trash(numbers.next()))
-            went += area in ("shards", "suspect")
-    beside = Path(layout.beside(source, numbers.next()))
-    beside.write_text(digest)
-    beside.rename(mark)
-    return went
+            if entry.name != ".source":
+                gone.append(Went(layout.trash(numbers.next()), source, area in ("shards", "suspect")))
+                os.rename(entry.path, gone[-1].path)
+    mark(layout, source, digest, numbers)
+    return gone
