@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -43,6 +43,14 @@ class Turns:
         """Change the limits; transfers under way go on."""
         self._total, self._per_source = total, dict(per_source)
         self._next()
+
+    def waits(self, flight: Flight) -> bool:
+        """Whether a flight waits for its place."""
+        return any(waiting is flight for waiting, _ in self._waiting)
+
+    def demand_waits(self) -> bool:
+        """Whether any demand waits for a place."""
+        return any(flight.demand for flight, _ in self._waiting)
 
     @asynccontextmanager
     async def turn(self, flight: Flight) -> AsyncIterator[None]:
@@ -138,6 +146,8 @@ class Try:
         if isinstance(error, CacheDaemonError):
             self._metrics.fetch_failures.labels(self._flight.ref.source, error.code).inc()
         if isinstance(error, Stopped | Impatient | OriginUnavailable | NoSpace | Corrupt):
+            if task is not None and task.cancelling():  # it came while a thread worked, which is awaited to its end
+                raise asyncio.CancelledError from error
             self.cause = error
             return True
         return False
@@ -189,7 +199,7 @@ class Landing:
         self._bytes = metrics.origin_bytes.labels(flight.ref.source)
         self._most = most
 
-    async def needs(self, stream: Stream) -> AsyncIterator[Need]:
+    async def needs(self, stream: Stream) -> AsyncGenerator[Need, None]:
         """Write the stream to staging. Raises `Cut` when its length is not as announced."""
         size = stream.size
         if size is not None:

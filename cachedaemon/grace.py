@@ -30,7 +30,10 @@ class _Hold:
 
 
 class Grace:
-    """All promises; none outlives its time, whatever becomes of its asker. `seconds` can change at run time; `let_go` gives a lease back, in the background."""
+    """All promises; none outlives its time, whatever becomes of its asker.
+
+    `seconds` can change at run time; `let_go` gives a lease back, in the background.
+    """
 
     def __init__(self, seconds: float, let_go: Callable[[Held], None]) -> None:
         self.seconds = seconds
@@ -43,8 +46,14 @@ class Grace:
         return hold.held if hold else None
 
     def promise(self, ref: Ref, held: Held) -> Promise:
-        """Keep `held` for one answer. A shard has one lease, the first: a second one is given back."""
+        """Keep `held` for one answer. A shard has one lease, the first: a second one is given back.
+
+        What was promised of a shard that has gone and was published anew is void.
+        """
         hold = self._holds.get(ref)
+        if hold is not None and hold.held.stamp[:2] != held.stamp[:2]:
+            self.release(ref)
+            hold = None
         if hold is None:
             hold = self._holds[ref] = _Hold(held)
         elif hold.held is not held:
@@ -71,6 +80,11 @@ class Grace:
             if not hold.promises:
                 del self._holds[promise.ref]
                 self._let_go(hold.held)
+
+    def release(self, ref: Ref) -> None:
+        """End all promises of a shard."""
+        if (held := self.drop(ref)) is not None:
+            self._let_go(held)
 
     def drop(self, ref: Ref) -> Held | None:
         """Take the lease away from all promises of a shard; the caller gives it back."""

@@ -33,8 +33,6 @@ class Entry:
     suspect: bool = False
     checked: bool = True
     """False for what was found at start, until its size was compared with its meta file."""
-    busy: bool = False
-    """A reader held it when it was last tried; tried again after `recheck`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,9 +112,10 @@ class Never:
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
-    """Others have filled the file system, and nothing of ours is left that could go."""
+    """Others have filled the file system, and nothing of ours is left that could go: missing bytes and inodes."""
 
     wanted: int
+    inodes: int
     free: int
     kept: int
 
@@ -130,7 +129,6 @@ class _Short:
     bytes: int
     inodes: int
 
-    @property
     def any(self) -> bool:
         return self.shards > 0 or self.bytes > 0 or self.inodes > 0
 
@@ -150,7 +148,10 @@ class Ledger:
         """Shards and bytes of each source that are published."""
         self._ready: dict[Ref, Entry] = {}
         self._recency: Recency[Entry] = Recency()
+        self._busy: set[Entry] = set()
+        """Ready, but a reader held them when they were last tried: out of the order of eviction until `recheck`."""
         self._leaving: set[Entry] = set()
+        self._leaving_bytes = 0
         self._sorted: list[Ref] | None = None
         self._orders = 0
         self._bytes = 0
@@ -165,7 +166,7 @@ class Ledger:
     @property
     def bytes(self) -> int:
         """Allocated bytes: published, leaving and in trash; reservations are not counted."""
-        return self._bytes + sum(entry.blocks for entry in self._leaving) + self._trash.bytes
+        return self._bytes + self._leaving_bytes + self._trash.bytes
 
     @property
     def reserved(self) -> int:
@@ -175,7 +176,7 @@ class Ledger:
     @property
     def leased(self) -> int:
         """Shards that a reader held when they were last tried."""
-        return sum(entry.busy for entry in self._ready.values())
+        return len(self._busy)
 
     def get(self, ref: Ref) -> Entry | None:
         """The shard, if it is published or suspect."""
@@ -203,8 +204,12 @@ class Ledger:
 
     def add(self, entry: Entry) -> None:
         """A shard is published (or was found at start)."""
-        self._ready[entry.ref] = entry
+        self._index(entry)
         self._recency.add(entry)
+
+    def _index(self, entry: Entry) -> None:
+        assert entry.ref not in self._ready
+        self._ready[entry.ref] = entry
         self._sorted = None
         self._count(entry, 1)
 
@@ -213,6 +218,7 @@ class Ledger:
         if self._ready.get(entry.ref) is entry:
             del self._ready[entry.ref]
             self._recency.discard(entry)
+            self._busy.discard(entry)
             self._sorted = None
             self._count(entry, -1)
 
@@ -269,7 +275,7 @@ class Ledger:
         if refused := self._never(need, disk):
             return refused
         short = self._short(flight, need, disk)
-        if not short.any:
+        if not short.any():
             if rivals and self._over_half(flight, need):
                 return Yield()
             flight.room, flight.slot = need, True
@@ -304,46 +310,50 @@ class Ledger:
         return _Short(shards, room, inodes)
 
     def _make_room(self, flight: Flight, short: _Short, disk: Disk) -> Verdict:
-        coming = bool(self._leaving) or self._trash.bytes > 0 or self._trash.inodes > 0
         if short.bytes > self.bytes + self.reserved - flight.room.bytes:
-            return DiskFull(short.bytes, disk.free, self.caps.min_free.of(disk.total))
+            return self._disk_full(short, disk)
+        self._expect_what_leaves(short)
+        if not short.any():
+            return Evict(())
+        victims, own = self._victims(flight, short)
+        if short.any() and (not flight.demand or not victims):
+            for entry in victims:
+                self.put_back(entry)
+            return self._nothing_goes(flight, short, disk, own=own)
+        return Evict(tuple(victims))
+
+    def _expect_what_leaves(self, short: _Short) -> None:
+        """What is on its way to trash, or there, comes back without anybody's doing."""
         for entry in self._leaving:
             short.take(entry)
         short.bytes -= self._trash.bytes
         short.inodes -= self._trash.inodes
-        if not short.any:
-            return Evict(())
-        victims, own = self._victims(flight, short)
-        if short.any and (not flight.demand or not victims):
-            for entry in victims:
-                self.put_back(entry)
-            return self._nothing_goes(flight, short, disk, own=own, coming=coming)
-        return Evict(tuple(victims))
 
-    def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool, coming: bool) -> Verdict:
-        if coming:
-            return Evict(())
+    def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool) -> Verdict:
         if own and not flight.demand:
             return Displaces()
         flying = sum(other.slot for other in self.flights.values() if other is not flight)
         if not self._ready and not flying and short.shards <= 0:
-            return DiskFull(short.bytes, disk.free, self.caps.min_free.of(disk.total))
+            return self._disk_full(short, disk)
         return NotNow(self.leased, flying)
 
-    def _victims(self, flight: Flight, short: _Short) -> tuple[list[Entry], bool]:
+    def _disk_full(self, short: _Short, disk: Disk) -> DiskFull:
+        return DiskFull(max(0, short.bytes), max(0, short.inodes), disk.free, self.caps.min_free.of(disk.total))
+
+    def _victims(self, flight: Flight, short: _Short, most: int | None = None) -> tuple[list[Entry], bool]:
         """Entries that have left the index, enough or all that can go; and whether the flight's own job kept some."""
         victims: list[Entry] = []
         own = False
-        if not short.any:
+        if not short.any():
             return victims, own
         for entry in self._recency.oldest_first():
             if flight.job is not None and not flight.demand and entry.unread_of == flight.job:
                 own = True
-            elif not entry.busy and entry.ref not in self.flights:
+            elif entry.ref not in self.flights:
                 self._leave(entry)
                 victims.append(entry)
                 short.take(entry)
-                if not short.any:
+                if not short.any() or len(victims) == most:
                     break
         return victims, own
 
@@ -360,12 +370,14 @@ class Ledger:
         """Which transfer to stop for a flight that finds nothing to evict; None: it waits.
 
         For one that grows, the youngest other that grows; else the youngest of a source that holds over half of the cap.
+        A prefetch stops no demand.
         """
         holding = [o for o in self.flights.values() if o.slot and o is not flight and not o.ended]
         if flight.slot:
             stoppable = [o for o in holding if o.growing and o.rank > flight.rank]
         else:
-            stoppable = [o for o in holding if o.ref.source != flight.ref.source and self._hogs(o.ref.source, holding)]
+            others = [o for o in holding if o.ref.source != flight.ref.source and self._hogs(o.ref.source, holding)]
+            stoppable = [o for o in others if flight.demand or not o.demand]
         return max(stoppable, key=lambda o: o.rank, default=None)
 
     def _hogs(self, source: str, holding: list[Flight]) -> bool:
@@ -378,15 +390,15 @@ class Ledger:
 
     # ---- going
 
-    def surplus(self) -> tuple[Entry, ...]:
-        """What must go because a cap was lowered, and is not known to be leased."""
+    def surplus(self, most: int) -> tuple[Entry, ...]:
+        """What must go because a cap was lowered, and is not known to be leased; `most` at once."""
         caps = self.caps
         flying = sum(flight.slot for flight in self.flights.values())
         shards = len(self._ready) + len(self._leaving) + flying - caps.max_shards if caps.max_shards else -1
         room = self._bytes + self.reserved - caps.max_bytes if caps.max_bytes else -1
         short = _Short(shards - len(self._leaving), room, -1)
         nobody = Flight(Ref("", ""), 0, demand=True)
-        return tuple(self._victims(nobody, short)[0])
+        return tuple(self._victims(nobody, short, most)[0])
 
     def is_over(self) -> bool:
         """Whether the caps are passed by what is here (they were lowered, and readers hold it)."""
@@ -403,25 +415,37 @@ class Ledger:
     def _leave(self, entry: Entry) -> None:
         self.remove(entry)
         self._leaving.add(entry)
+        self._leaving_bytes += entry.blocks
+
+    def _left(self, entry: Entry) -> bool:
+        """One way or the other a shard is not leaving any more; False when it was not (the folder was removed)."""
+        if entry not in self._leaving:
+            return False
+        self._leaving.discard(entry)
+        self._leaving_bytes -= entry.blocks
+        return True
 
     def put_back(self, entry: Entry, *, busy: bool = False) -> None:
         """A shard that was to go stays: somebody holds it, or it was not needed."""
-        if entry in self._leaving:
-            self._leaving.discard(entry)
-            entry.busy = busy
-            self.add(entry)
+        if not self._left(entry):
+            return
+        self._index(entry)
+        if busy:
+            self._busy.add(entry)
+        else:
+            self._recency.add(entry)
 
     def trashed(self, entry: Entry) -> None:
         """A shard was renamed to trash: it counts as a shard no more, its bytes until `deleted`."""
-        self._leaving.discard(entry)
-        self._trash = Need(self._trash.bytes + entry.blocks, self._trash.inodes + entry.inodes)
+        self._left(entry)
+        self.leftover(Need(entry.blocks, entry.inodes))
 
     def vanished(self, entry: Entry) -> None:
         """A shard that was to go was not there."""
-        self._leaving.discard(entry)
+        self._left(entry)
 
     def leftover(self, room: Need) -> None:
-        """Something in trash was left by a daemon before."""
+        """Something is in trash, of which the index does not know (any more)."""
         self._trash = Need(self._trash.bytes + room.bytes, self._trash.inodes + room.inodes)
 
     def deleted(self, gone: Need) -> None:
@@ -430,8 +454,9 @@ class Ledger:
 
     def recheck(self) -> None:
         """What was leased may be free by now."""
-        for entry in self._ready.values():
-            entry.busy = False
+        for entry in self._busy:
+            self._recency.add(entry)
+        self._busy.clear()
 
     def clear(self) -> Iterable[Entry]:
         """The cache directory was removed: nothing is here any more."""
@@ -439,5 +464,6 @@ class Ledger:
         for entry in gone:
             self.remove(entry)
         self._leaving.clear()
+        self._leaving_bytes = 0
         self._trash = Need(0, 0)
         return gone

@@ -10,6 +10,9 @@ import heapq
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
+SLACK = 64
+"""Places of shards that have left which the heap keeps at the least."""
+
 
 class Evictable(Protocol):
     """What the order needs to know of a shard."""
@@ -29,15 +32,21 @@ class Recency(Generic[T]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
         self._tickets = 0
+        self._live = 0
 
     def add(self, one: T) -> None:
         """Take a shard into the order."""
         self._tickets += 1
+        self._live += 1
         one.ticket = self._tickets
         heapq.heappush(self._heap, (one.used, one.ticket, one))
+        if len(self._heap) > 2 * self._live + SLACK:
+            self._heap = [place for place in self._heap if place[2].ticket == place[1]]
+            heapq.heapify(self._heap)
 
     def discard(self, one: T) -> None:
-        """Take a shard out; its place in the heap is dropped when it comes up."""
+        """Take a shard out; its place in the heap is dropped when it comes up, or when most places are such."""
+        self._live -= one.ticket >= 0
         one.ticket = -1
 
     def oldest_first(self) -> Iterator[T]:

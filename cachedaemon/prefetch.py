@@ -48,9 +48,7 @@ class Prefetch:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, source: str, keys: list[str]) -> Job:
-        """Begin a job; keys that cannot be are refused at once."""
-        for key in keys:
-            self._cache.sources.shard(source, key)
+        """Begin a job. Its keys have been checked: for a million of them that is no work for the loop."""
         self._forget()
         job = Job(uuid.uuid4().hex, source, len(keys))
         self._jobs[job.id] = job

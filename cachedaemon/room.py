@@ -1,22 +1,26 @@
 """Who gets room next. One keeper task grants it, strictly in the order of asking, demand before prefetch.
 
 Transfers that grow come first: they hold staging already, and the oldest of them must be able to end. The kernel tells
-nobody when a lease ends, so while somebody waits and everything is leased the keeper looks again, ten times a second;
-when nobody waits it sleeps.
+nobody when a lease ends, so while somebody waits the keeper tries leased shards again, ten times a second; when nobody
+waits it sleeps.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from cachedaemon.errors import CacheDaemonError, CacheFull, NoSpace, TooLarge
-from cachedaemon.ledger import DiskFull, Displaces, Entry, Evict, Flight, Granted, Ledger, Never, NotNow, Yield
+from cachedaemon.fetch import Impatient
+from cachedaemon.ledger import DiskFull, Displaces, Entry, Evict, Flight, Granted, Ledger, Never, NotNow, Verdict, Yield
 from cachedaemon.model import Disk, Need
 
 LOOK_AGAIN = 0.1
 """Seconds between two looks at leased shards."""
+AT_ONCE = 64
+"""Shards that leave the index at once after a cap was lowered: what has left it cannot be answered until it has gone."""
 
 
 class Partial(Exception):
@@ -29,6 +33,7 @@ class Claim:
 
     flight: Flight
     need: Need
+    holds_turn: bool
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -38,7 +43,11 @@ class Claim:
 
 
 class Room:
-    """The queue for room. `evict` moves victims to trash and reports to the ledger; `stops` end a flight's try."""
+    """The queue for room.
+
+    `evict` moves victims to trash and reports to the ledger, `stops` end a flight's try, `demand_waits` says whether a
+    demand waits for a turn to transfer.
+    """
 
     def __init__(
         self,
@@ -46,14 +55,19 @@ class Room:
         usage: Callable[[], Awaitable[Disk]],
         evict: Callable[[tuple[Entry, ...], str], Awaitable[None]],
         stops: Mapping[Flight, Callable[[], None]],
+        demand_waits: Callable[[], bool],
     ) -> None:
         self._ledger = ledger
         self._usage = usage
         self._evict = evict
+        self._stops = stops
+        self._demand_waits = demand_waits
         self._claims: list[Claim] = []
         self._wake = asyncio.Event()
         self._full: NotNow | None = None
-        self._stops = stops
+        self._over = False
+        self._look_at = 0.0
+        """When leased shards are tried again, in seconds of the loop's clock."""
 
     def changed(self) -> None:
         """Room may have come back, or a cap was lowered."""
@@ -74,13 +88,15 @@ class Room:
         """Flights in the queue."""
         return len(self._claims)
 
-    async def reserve(self, flight: Flight, need: Need) -> None:
+    async def reserve(self, flight: Flight, need: Need, *, holds_turn: bool = False) -> None:
         """Wait until `need` is reserved in all for a flight.
 
-        Raises `TooLarge`, `NoSpace`, or `Partial` for a prefetch.
+        Raises `TooLarge`, `NoSpace`, or `Partial` for a prefetch; `Impatient` for a prefetch that keeps a demand from
+        its turn (`holds_turn`).
         """
-        claim = Claim(flight, need)
+        claim = Claim(flight, need, holds_turn)
         self._claims.append(claim)
+        self._look_at = 0.0
         self._wake.set()
         try:
             await claim.granted
@@ -93,56 +109,81 @@ class Room:
         while True:
             await self._next_look()
             self._wake.clear()
-            self._full = None
-            self._ledger.recheck()
+            self._recheck()
             await self._shrink()
-            for claim in sorted(self._claims, key=lambda c: c.rank):
-                if not claim.granted.done() and not await self._serve(claim):
-                    break
+            self._full = await self._grant()
 
     async def _next_look(self) -> None:
-        waits = self._full is not None
-        try:
-            await asyncio.wait_for(self._wake.wait(), LOOK_AGAIN if waits else None)
-        except TimeoutError:
-            return
+        """Until something has changed, or it is time to try leased shards again that stand in somebody's way."""
+        waits = self._over or any(not claim.granted.done() for claim in self._claims)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._look_at if waits else None):
+                await self._wake.wait()
+
+    def _recheck(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            self._ledger.recheck()
 
     async def _shrink(self) -> None:
         """After a cap was lowered the surplus goes, as leases end."""
-        while surplus := self._ledger.surplus():
-            await self._evict(surplus, "cap")
-        if self._ledger.is_over():
-            self._full = NotNow(self._ledger.leased, 0)
+        while surplus := self._ledger.surplus(AT_ONCE):
+            await self._move(surplus, "cap")
+        self._over = self._ledger.is_over()
 
-    async def _serve(self, claim: Claim) -> bool:
-        """Give one claim its room; False when it must wait, and with it all behind it."""
+    async def _move(self, victims: tuple[Entry, ...], reason: str) -> None:
+        await self._evict(victims, reason)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # it came while a thread worked, which is always awaited to its end
+            raise asyncio.CancelledError
+
+    async def _grant(self) -> NotNow | None:
+        """Serve the queue in its order; why the first that waits does, if for leases and transfers."""
+        for claim in sorted(self._claims, key=lambda c: c.rank):
+            match await self._serve(claim):
+                case NotNow() as full:
+                    self._make_way(claim)
+                    return full
+                case Evict():
+                    return None  # what was deleted will wake the keeper
+        return None
+
+    async def _serve(self, claim: Claim) -> Verdict | None:
+        """Give one claim its room, or its refusal; else why it must wait, and all behind it unless it yields."""
         while not claim.granted.done():
-            disk = await self._usage()
+            try:
+                disk = await self._usage()
+            except CacheDaemonError as cause:
+                _refuse(claim, cause)
+                break
+            if claim.granted.done():
+                break  # its flight was cancelled meanwhile
             verdict = self._ledger.reserve(claim.flight, claim.need, disk, rivals=self._has_rivals(claim))
             match verdict:
                 case Granted():
                     claim.granted.set_result(None)
                 case Evict(victims) if victims:
-                    await self._evict(victims, "room")
-                case Evict():
-                    return False  # what was deleted will wake the keeper
-                case Yield():
-                    return True
-                case NotNow():
-                    self._full = verdict
-                    self._make_way(claim)
-                    return False
+                    await self._move(victims, "room")
+                case NotNow() if self._is_in_the_way(claim):
+                    _refuse(claim, Impatient())
+                case Evict() | NotNow() | Yield():
+                    return verdict
                 case Displaces():
-                    claim.granted.set_exception(Partial())
+                    claim.flight.ended = True  # a demand that comes now must not share this end
+                    _refuse(claim, Partial())
                 case Never() | DiskFull():
-                    claim.granted.set_exception(_refusal(claim, verdict))
-        return True
+                    _refuse(claim, _refusal(claim, verdict))
+        return None
+
+    def _is_in_the_way(self, claim: Claim) -> bool:
+        return claim.holds_turn and not claim.flight.demand and self._demand_waits()
 
     def _has_rivals(self, claim: Claim) -> bool:
-        source = claim.flight.ref.source
-        return not claim.flight.slot and any(
-            other.flight.ref.source != source and not other.granted.done() for other in self._claims
-        )
+        """Whether another source waits for room; a demand lets no prefetch go first."""
+        flight = claim.flight
+        others = [o.flight for o in self._claims if o.flight.ref.source != flight.ref.source and not o.granted.done()]
+        return not flight.slot and any(other.demand or not flight.demand for other in others)
 
     def _make_way(self, claim: Claim) -> None:
         victim = self._ledger.to_stop(claim.flight)
@@ -151,13 +192,19 @@ class Room:
             stop()
 
 
+def _refuse(claim: Claim, cause: Exception) -> None:
+    if not claim.granted.done():
+        claim.granted.set_exception(cause)
+
+
 def _refusal(claim: Claim, verdict: Never | DiskFull) -> CacheDaemonError:
     ref = claim.flight.ref
     if isinstance(verdict, Never):
         return TooLarge(f"{ref} needs {verdict.wanted} bytes, {verdict.limit} allows {verdict.allowed}")
+    missing = f"{verdict.wanted} bytes" if verdict.wanted else f"{verdict.inodes} inodes"
     return NoSpace(
         f"{ref}: the cache's file system has {verdict.free} bytes free, {verdict.kept} of them are kept free "
-        f"(cache.min_free), {verdict.wanted} are missing and nothing of the cache is left to evict"
+        f"(cache.min_free), {missing} are missing and nothing of the cache is left to evict"
     )
 
 
