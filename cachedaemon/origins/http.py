@@ -60,7 +60,7 @@ class HttpOrigin:
         self._url, self._user = _without_user(source.url)
         self._headers = source.headers
         self._proxy = source.proxy
-        self._tls = _tls(source)
+        self._source = source
         patience = fetch.connect_timeout or None
         self._patience = patience
         self._timeout = aiohttp.ClientTimeout(
@@ -101,11 +101,11 @@ class HttpOrigin:
         raise OriginRefused(f"{ref}: the origin redirects over {REDIRECTS} times")
 
     async def _ask(self, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        session = self._session = self._session or self._open_session()
+        session = self._session or await self._begin()
         status = "failed"
         try:
             response = await session.get(
-                URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=self._proxy, ssl=self._tls
+                URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=self._proxy
             )
             status = str(response.status)
         finally:
@@ -127,9 +127,15 @@ class HttpOrigin:
         except ConfigError as cause:
             raise OriginUnavailable(f"{ref}: a configured header cannot be sent: {cause}") from None
 
-    def _open_session(self) -> aiohttp.ClientSession:
+    async def _begin(self) -> aiohttp.ClientSession:
+        """The session that all requests share; certificates are read in a thread, like everything from a disk."""
+        tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._source)
+        self._session = self._session or self._open_session(tls)
+        return self._session
+
+    def _open_session(self, tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads)),
+            connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads), ssl=tls),
             timeout=self._timeout,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),

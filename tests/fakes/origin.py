@@ -34,6 +34,7 @@ from tests.fakes.origin_wire import Connection, Pace, Shared, Wire
 from tests.fakes.waiting import freeze, thaw, until
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Coroutine
 
 __all__ = ["Gate", "Object", "Origin", "OriginProcess", "Request", "Status", "busy"]
@@ -51,12 +52,14 @@ class Origin:
         connection_bps: float | None = None,
         keep_alive: bool = True,
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     ) -> None:
         """Limits in bytes a second: over all connections, and for each."""
         self.shared = Shared(link=Pace(link_bps), connection_bps=connection_bps, keep_alive=keep_alive)
         self.shared.thawed.set()
         self.port = port
+        self._tls = tls
         self._loop = new_loop()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,7 +81,7 @@ class Origin:
     @property
     def url(self) -> str:
         """Prefix of all objects, with the last slash."""
-        return f"http://127.0.0.1:{self.port}/"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}/"
 
     def at(self, name: str) -> str:
         """The URL of one object."""
@@ -185,7 +188,7 @@ class Origin:
     async def _listen(self) -> None:
         if self._server:
             return
-        self._server = await self._loop.create_server(self._wire, "127.0.0.1", self.port, backlog=1024)
+        self._server = await self._loop.create_server(self._wire, "127.0.0.1", self.port, backlog=1024, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _wire(self) -> Wire:

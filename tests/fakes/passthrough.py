@@ -116,8 +116,12 @@ class Passthrough(mfusepy.Operations):  # type: ignore[misc]  # untyped
         return {**{name: getattr(status, name) for name in _STATUS}, **times}
 
     @faulty
-    def readdir(self, path: str, _fh: int) -> Iterator[str]:
-        return iter([".", "..", *os.listdir(self._at(path))])
+    def readdir(self, path: str, _fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        """With inode numbers: the C library leaves out entries whose number is 0."""
+        here = os.stat(self._at(path)).st_ino
+        with os.scandir(self._at(path)) as entries:
+            found = [(entry.name, entry.inode()) for entry in entries]
+        return iter([(name, {"st_ino": inode}, 0) for name, inode in [(".", here), ("..", here), *found]])
 
     @faulty
     def access(self, path: str, mode: int) -> int:
