@@ -97,7 +97,7 @@ def test_links_stay_links(tmp_path: Path) -> None:
     assert (tmp_path / "folder/hard.bin").samefile(tmp_path / "folder/sub/0001.bin")
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_all_of_them_through_worker_processes(tmp_path: Path) -> None:
     """The same answers come out of the process, and after a refusal there is neither table nor folder."""
     workers = Workers(limits=Limits(BOUNDS.members, BOUNDS.bytes, 30), most=2)
