@@ -156,6 +156,8 @@ class Ledger:
         self._orders = 0
         self._bytes = 0
         self._trash = Need(0, 0)
+        self._stuck = Need(0, 0)
+        """The part of trash that cannot be deleted at present."""
 
     # ---- what is here
 
@@ -326,8 +328,8 @@ class Ledger:
         """What is on its way to trash, or there, comes back without anybody's doing."""
         for entry in self._leaving:
             short.take(entry)
-        short.bytes -= self._trash.bytes
-        short.inodes -= self._trash.inodes
+        short.bytes -= self._trash.bytes - self._stuck.bytes
+        short.inodes -= self._trash.inodes - self._stuck.inodes
 
     def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool) -> Verdict:
         if own and not flight.demand:
@@ -446,11 +448,19 @@ class Ledger:
 
     def leftover(self, room: Need) -> None:
         """Something is in trash, of which the index does not know (any more)."""
-        self._trash = Need(self._trash.bytes + room.bytes, self._trash.inodes + room.inodes)
+        self._trash = _sum(self._trash, room)
 
     def deleted(self, gone: Need) -> None:
         """Room in trash is free again."""
-        self._trash = Need(max(0, self._trash.bytes - gone.bytes), max(0, self._trash.inodes - gone.inodes))
+        self._trash = _less(self._trash, gone)
+
+    def stuck(self, room: Need) -> None:
+        """Something in trash cannot be deleted at present: nobody should wait for its room instead of evicting."""
+        self._stuck = _sum(self._stuck, room)
+
+    def unstuck(self, room: Need) -> None:
+        """Its deletion is tried again."""
+        self._stuck = _less(self._stuck, room)
 
     def recheck(self) -> None:
         """What was leased may be free by now."""
@@ -465,5 +475,14 @@ class Ledger:
             self.remove(entry)
         self._leaving.clear()
         self._leaving_bytes = 0
-        self._trash = Need(0, 0)
+        self._trash = self._stuck = Need(0, 0)
         return gone
+
+
+def _sum(one: Need, other: Need) -> Need:
+    return Need(one.bytes + other.bytes, one.inodes + other.inodes)
+
+
+def _less(one: Need, other: Need) -> Need:
+    """Never below nothing: after the folder was removed, what was in it may still be reported as deleted."""
+    return Need(max(0, one.bytes - other.bytes), max(0, one.inodes - other.inodes))

@@ -114,6 +114,10 @@ class Trash:
         """Delete something in trash that the ledger counts."""
         self._thrown.put_nowait((path, room))
 
+    def _throw_again(self, path: str, room: Need) -> None:
+        self._ledger.unstuck(room)
+        self.throw(path, room)
+
     async def empty(self) -> None:
         """Delete what comes, for ever."""
         async with asyncio.TaskGroup() as group:
@@ -127,7 +131,9 @@ class Trash:
                 self._ledger.deleted(room)
                 self._changed()
             else:
-                asyncio.get_running_loop().call_later(RETRY, self.throw, path, room)
+                self._ledger.stuck(room)
+                self._changed()
+                asyncio.get_running_loop().call_later(RETRY, self._throw_again, path, room)
 
     async def _is_deleted(self, path: str) -> bool:
         try:

@@ -1,0 +1,81 @@
+"""The daemon's own leases: counted by promises, none for longer than its time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cachedaemon.grace import Grace
+from cachedaemon.model import Ref, Stamp
+from cachedaemon.store import Held
+
+A = Ref("s", "a")
+
+
+def held(inode: int = 1, descriptor: int = 0) -> Held:
+    return Held(descriptor, Stamp(1, inode, 0, 0))
+
+
+@pytest.mark.asyncio
+async def test_the_last_promise_gives_the_lease_back() -> None:
+    back: list[Held] = []
+    grace = Grace(60, back.append)
+    first, second = grace.promise(A, one := held()), grace.promise(A, one)
+    grace.end(first)
+    grace.end(first)
+    assert back == []
+    assert grace.held(A) is one
+    grace.end(second)
+    assert back == [one]
+    assert grace.held(A) is None
+
+
+@pytest.mark.asyncio
+async def test_one_lease_a_shard() -> None:
+    back: list[Held] = []
+    grace = Grace(60, back.append)
+    grace.promise(A, one := held(descriptor=1))
+    grace.promise(A, held(descriptor=2))
+    assert [h.descriptor for h in back] == [2]
+    assert grace.held(A) is one
+    grace.release(A)
+
+
+@pytest.mark.asyncio
+async def test_a_shard_that_was_published_anew_is_held_itself() -> None:
+    """Promises of the one before are void, and their ends harm nothing."""
+    back: list[Held] = []
+    grace = Grace(60, back.append)
+    old = grace.promise(A, gone := held(inode=1))
+    new = grace.promise(A, here := held(inode=2))
+    assert back == [gone]
+    assert grace.held(A) is here
+    grace.end(old)
+    assert grace.held(A) is here
+    grace.end(new)
+    assert back == [gone, here]
+
+
+@pytest.mark.asyncio
+async def test_its_time_runs_from_the_answer() -> None:
+    back: asyncio.Queue[Held] = asyncio.Queue()
+    grace = Grace(0.05, back.put_nowait)
+    grace.start(grace.promise(A, one := held()))
+    assert await asyncio.wait_for(back.get(), 20) is one
+    assert grace.held(A) is None
+
+
+@pytest.mark.asyncio
+async def test_dropped_promises_end_without_a_word() -> None:
+    back: list[Held] = []
+    grace = Grace(0.01, back.append)
+    promises = [grace.promise(A, one := held())]
+    promises.append(grace.promise(A, one))
+    assert grace.drop(A) is one
+    assert grace.drop(A) is None
+    for promise in promises:
+        grace.start(promise)
+        grace.end(promise)
+    await asyncio.sleep(0.03)  # longer than their time: nothing comes of it
+    assert back == []

@@ -1,0 +1,84 @@
+"""Plans' lives by a clock that the test holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from cachedaemon.plans import SILENCE, Plan, Plans, is_plan_id
+
+
+def plan(name: str, *, heard: float = 0.0, keys: int = 5, holds: int = 1) -> Plan:
+    return Plan(name, "s", [str(number) for number in range(keys)], 0, holds, heard)
+
+
+def test_the_loss_of_a_lock_that_was_held_ends_a_plan() -> None:
+    plans = Plans()
+    plans.put(plan("a"))
+    assert plans.ended({"a"}, 1.0) == []
+    assert plans.ended(set(), 2.0) == ["a"]
+    assert len(plans) == 0
+
+
+def test_never_locked_it_lives_ten_minutes_after_its_last_word() -> None:
+    plans = Plans()
+    plans.put(plan("a", heard=100.0))
+    assert plans.ended(set(), 100.0 + SILENCE) == []
+    assert plans.move("a", 3, 400.0)
+    assert plans.ended(set(), 400.0 + SILENCE) == []
+    assert plans.ended(set(), 400.0 + SILENCE + 0.001) == ["a"]
+    assert SILENCE == 600.0
+
+
+def test_a_held_plan_may_be_silent_for_ever() -> None:
+    plans = Plans()
+    plans.put(plan("a"))
+    for now in (0.0, 1e6, 2e6):
+        assert plans.ended({"a"}, now) == []
+
+
+def test_the_same_id_replaces_the_keys_and_stays_held() -> None:
+    plans = Plans()
+    assert plans.put(plan("a"))
+    plans.ended({"a"}, 1.0)
+    assert not plans.put(plan("a", keys=9, heard=2.0))
+    assert len(plans) == 1
+    found = plans.get("a")
+    assert found is not None
+    assert len(found.keys) == 9
+    assert plans.ended(set(), 3.0) == ["a"]
+
+
+def test_a_place_stays_within_the_keys() -> None:
+    plans = Plans()
+    plans.put(one := plan("a", keys=5))
+    for said, place in ((3, 3), (None, 3), (99, 5), (-1, 0)):
+        assert plans.move("a", said, 1.0)
+        assert one.position == place
+    assert one.heard == 1.0
+    assert not plans.move("b", 1, 1.0)
+
+
+def test_deleted_once() -> None:
+    plans = Plans()
+    plans.put(plan("a"))
+    assert plans.end("a")
+    assert not plans.end("a")
+    assert plans.ended({"a"}, 1.0) == []
+
+
+def test_what_all_hold_at_once() -> None:
+    plans = Plans()
+    plans.put(plan("a", holds=2))
+    plans.put(plan("b", holds=9, keys=3))
+    assert plans.held_at_once() == 5
+    assert [one.id for one in plans] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_c.9", "0" * 64])
+def test_ids(name: str) -> None:
+    assert is_plan_id(name)
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "a/b", "..", "a\n", "ä", "0" * 65])
+def test_no_ids(name: str) -> None:
+    assert not is_plan_id(name)

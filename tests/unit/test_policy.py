@@ -1,0 +1,88 @@
+"""The order of eviction against a sorted list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedaemon.policy import SLACK, Recency
+
+
+@dataclass(eq=False)
+class Thing:
+    """A shard, as far as the order knows it."""
+
+    number: int
+    used: float
+    ticket: int = -1
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 9)),
+        st.tuples(st.just("discard"), st.integers(0, 50)),
+        st.tuples(st.just("touch"), st.integers(0, 50), st.integers(0, 9)),
+        st.tuples(st.just("evict"), st.integers(0, 5)),
+        st.tuples(st.just("look"), st.integers(0, 60)),
+    ),
+    max_size=80,
+)
+
+
+@given(STEPS)
+def test_goes_by_last_use_then_by_arrival(steps: list[tuple[str, int, int]]) -> None:
+    order: Recency[Thing] = Recency()
+    here: list[Thing] = []
+    for number, (kind, value, *more) in enumerate(steps):
+        if kind == "add":
+            here.append(Thing(number, value))
+            order.add(here[-1])
+        elif kind == "discard" and here:
+            order.discard(here.pop(value % len(here)))
+        elif kind == "touch" and here:
+            one = here[value % len(here)]
+            one.used = max(one.used, more[0])
+        elif kind == "evict":
+            for one, _ in zip(order.oldest_first(), range(value), strict=False):
+                assert one is min(here, key=lambda t: (t.used, t.ticket))
+                order.discard(one)
+                here.remove(one)
+        else:  # look at the first few and leave them
+            expected = sorted(here, key=lambda t: (t.used, t.ticket))[:value]
+            assert [one for one, _ in zip(order.oldest_first(), range(value), strict=False)] == expected
+    assert list(order.oldest_first()) == sorted(here, key=lambda t: (t.used, t.ticket))
+
+
+def test_a_look_leaves_the_order_as_it_was() -> None:
+    order: Recency[Thing] = Recency()
+    things = [Thing(n, float(n % 3)) for n in range(30)]
+    for one in things:
+        order.add(one)
+    first = list(order.oldest_first())
+    assert first == list(order.oldest_first()) == sorted(things, key=lambda t: (t.used, t.ticket))
+
+
+def test_what_has_left_does_not_gather() -> None:
+    """Shards that come and go by name, never under pressure, leave no place behind."""
+    order: Recency[Thing] = Recency()
+    stays = Thing(-1, 0.0)
+    order.add(stays)
+    for number in range(10_000):
+        one = Thing(number, float(number))
+        order.add(one)
+        order.discard(one)
+    assert len(order._heap) <= 2 * SLACK
+    assert list(order.oldest_first()) == [stays]
+
+
+def test_comes_again_after_it_left() -> None:
+    order: Recency[Thing] = Recency()
+    one, other = Thing(1, 1.0), Thing(2, 2.0)
+    order.add(one)
+    order.add(other)
+    order.discard(one)
+    one.used = 3.0
+    order.add(one)
+    assert list(order.oldest_first()) == [other, one]
