@@ -272,7 +272,13 @@ class Daemon(Api):
 
         What is under way (a deletion in a thread) may end first; AssertionError with the list otherwise.
         """
-        with contextlib.suppress(AssertionError):
-            until(lambda: not self.problems(), seconds)
-        if problems := self.problems():
-            raise AssertionError("audit:\n" + "\n".join(problems))
+        problems: list[str] = []
+
+        def is_clean() -> bool:
+            problems[:] = self.problems()
+            return not problems
+
+        try:
+            until(is_clean, seconds)
+        except AssertionError:
+            raise AssertionError("audit:\n" + "\n".join(problems)) from None
