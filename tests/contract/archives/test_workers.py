@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import itertools
 import os
@@ -34,7 +35,8 @@ def children() -> set[int]:
     """Processes below this one that have not ended, by the kernel's word."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return {pid for pid in found if "archives.worker" in command(pid)}
 
 
@@ -328,13 +330,21 @@ async def test_the_group_is_given(workers: Workers, archive: Path, tmp_path: Pat
 
 @pytest.mark.asyncio
 async def test_after_close_nothing_begins(archive: Path, tmp_path: Path) -> None:
+    """One call is under way, others wait for their turn: all of them stop."""
     workers = Workers(limits=LIMITS, most=1)
-    busy = [asyncio.create_task(unpack(workers, archive, tmp_path / f"f{number}")) for number in range(3)]
-    await until((tmp_path / "f0").exists)
+    begun, closed = asyncio.Event(), asyncio.Event()
+
+    async def held() -> None:
+        async for _ in workers.unpack("zip", archive, tmp_path / "f", MODES):
+            begun.set()
+            await closed.wait()
+
+    calls = [asyncio.create_task(held()) for _ in range(3)]
+    await begun.wait()
     await workers.close()
+    closed.set()
     assert children() == set()
-    for result in await asyncio.gather(*busy, return_exceptions=True):
-        assert isinstance(result, Stopping)
+    assert [type(result) for result in await asyncio.gather(*calls, return_exceptions=True)] == [Stopping] * 3
     with pytest.raises(Stopping):
         await workers.index("zip", archive, tmp_path / "t", stamp(archive), verify=False)
     assert left(tmp_path) == []
