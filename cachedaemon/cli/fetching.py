@@ -23,7 +23,7 @@ from cachedaemon_client.job import Job
 LOOK = 0.2
 """Seconds between two looks at a job."""
 
-Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY...]", help="Shards.", show_default=False)]
+Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Shards.", show_default=False)]
 
 
 def prefetch(  # noqa: PLR0913 - options of the command

@@ -12,7 +12,7 @@ from cachedaemon.cli.link import Json, Link, Socket
 from cachedaemon.cli.pages import shards
 from cachedaemon.cli.words import columns, plain, size, span
 
-Filter = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="Only this source.", show_default=False)]
+Filter = Annotated[str | None, typer.Argument(metavar="SOURCE", help="Only this source.", show_default=False)]
 
 
 def status(*, as_json: Json = False, socket: Socket = None) -> None:

@@ -16,7 +16,7 @@ from cachedaemon_client.errors import CacheError
 NOT_SO_FAR = 125
 """`exec` could not start the program because of the cache, as env(1) and its like say it."""
 
-Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Shards, in this order.", show_default=False)]
+Keys = Annotated[list[str], typer.Argument(metavar="KEY", help="Shards, in this order.", show_default=False)]
 
 
 def get(source: Source, keys: Keys, *, wait: Wait = PATIENCE, socket: Socket = None) -> None:
