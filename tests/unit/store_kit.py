@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +20,9 @@ from cachedaemon.store.layout import Layout, Modes
 from cachedaemon_client import lease
 from tests.fakes import content
 
-CALLS = frozenset(
-    "open write writev pwrite rename unlink mkdir makedirs rmdir chmod fchmod chown fchown utime ftruncate truncate stat lstat"
-    " fstat scandir fsync fdatasync statvfs".split()
-)
+CALLS = {"open", "write", "writev", "pwrite", "rename", "unlink", "mkdir", "makedirs", "rmdir", "ftruncate", "truncate"}
+CALLS |= {"chmod", "fchmod", "chown", "fchown", "utime", "stat", "lstat", "fstat", "scandir", "fsync", "fdatasync"}
+CALLS |= {"statvfs"}
 SIZE = 5000
 
 
@@ -79,9 +79,7 @@ class Disk:
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """The disk under every module that calls it for the store."""
     made = Disk()
-    import cachedaemon.store as store
-
-    for module in (store, directory, disk, removal, scan, start):
+    for module in (sys.modules[Store.__module__], directory, disk, removal, scan, start):
         monkeypatch.setattr(module, "os", made)
     for name in ("open_file", "fstat", "lstat"):
         monkeypatch.setattr(lease, name, made.wrapped(getattr(lease, name)))
@@ -108,17 +106,21 @@ async def publish(store: Store, key: str, *, folder: bool = False, size: int = S
         await store.write(staged, [content.data(key, size)])
         if folder:
             inner = f"{staged.folder}/tree"
-            Path(inner).mkdir()
-            Path(inner, "member").write_bytes(content.data(key, size))
+            await asyncio.to_thread(_unpack, Path(inner), content.data(key, size))
             await store.drop_packed(staged)
             sealed = await store.seal_folder(inner, 8192)
         else:
             sealed = await store.seal(staged)
-        Path(store.table_of("s", staged)).write_bytes(b"table")
+        await asyncio.to_thread(Path(store.table_of("s", staged)).write_bytes, b"table")
         meta = Meta(key, size, staged.digest, sealed.blocks, 3, time.time())
         published = await store.publish(Ref("s", key), staged, sealed, meta)
         published.close()
     return published
+
+
+def _unpack(folder: Path, data: bytes) -> None:
+    folder.mkdir()
+    (folder / "member").write_bytes(data)
 
 
 def whole(root: Path) -> list[str]:

@@ -58,7 +58,7 @@ def _copy(master: Path, root: Path) -> None:
 
 @STATES
 async def test_the_start_survives_an_error_at_every_call(
-    folder: Path, faulty: Disk, other_boot: bool, renewed: bool
+    folder: Path, faulty: Disk, *, other_boot: bool, renewed: bool
 ) -> None:
     """It says why it cannot start, or starts; the next start finds all shards either way."""
     master, root = folder / "master", folder / "cache"
@@ -75,7 +75,7 @@ async def test_the_start_survives_an_error_at_every_call(
                 pass
         except StartError as cause:
             refused += 1
-            assert os.strerror(errno.EIO) in str(cause)
+            assert os.strerror(errno.EIO) in str(cause)  # noqa: PT017 - it may be raised, and need not
         hit = faulty.heal()
         await _all_there(root, mark, suspect=other_boot, count=0 if renewed else 4)
         if not hit:
@@ -86,7 +86,7 @@ async def test_the_start_survives_an_error_at_every_call(
 
 @STATES
 async def test_the_start_survives_a_kill_at_every_call(
-    folder: Path, faulty: Disk, other_boot: bool, renewed: bool
+    folder: Path, faulty: Disk, *, other_boot: bool, renewed: bool
 ) -> None:
     """After another boot no shard is served unchecked, wherever the first start was killed."""
     master, root = folder / "master", folder / "cache"

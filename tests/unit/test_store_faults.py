@@ -38,7 +38,7 @@ async def settled(root: Path) -> list[str]:
 @ERRNOS
 @BOTH
 async def test_publishing_survives_an_error_at_every_call(
-    folder: Path, faulty: Disk, number: int, folder_shard: bool
+    folder: Path, faulty: Disk, number: int, *, folder_shard: bool
 ) -> None:
     """Visible or not, never half; the next try works."""
     root = folder / "cache"
@@ -52,7 +52,7 @@ async def test_publishing_survives_an_error_at_every_call(
                 hit = faulty.heal()
             except NoSpace as cause:
                 hit, refused = faulty.heal(), refused + 1
-                assert os.strerror(number) in str(cause)
+                assert os.strerror(number) in str(cause)  # noqa: PT017 - it may be raised, and need not
                 assert whole(root) == before
                 assert not outside.leftovers(root)
                 assert not outside.strays(root)
@@ -67,7 +67,7 @@ async def test_publishing_survives_an_error_at_every_call(
 
 @BOTH
 async def test_a_kill_at_every_call_of_publishing_leaves_nothing_partial(
-    folder: Path, faulty: Disk, folder_shard: bool
+    folder: Path, faulty: Disk, *, folder_shard: bool
 ) -> None:
     root = folder / "cache"
     for k in range(1, 100):
@@ -84,7 +84,7 @@ async def test_a_kill_at_every_call_of_publishing_leaves_nothing_partial(
 
 @BOTH
 async def test_a_kill_at_every_call_of_evicting_leaves_the_shard_whole_or_gone(
-    folder: Path, faulty: Disk, folder_shard: bool
+    folder: Path, faulty: Disk, *, folder_shard: bool
 ) -> None:
     root = folder / "cache"
     for k in range(1, 100):
@@ -104,7 +104,7 @@ async def test_a_kill_at_every_call_of_evicting_leaves_the_shard_whole_or_gone(
 @ERRNOS
 @BOTH
 async def test_evicting_survives_an_error_at_every_call(
-    folder: Path, faulty: Disk, number: int, folder_shard: bool
+    folder: Path, faulty: Disk, number: int, *, folder_shard: bool
 ) -> None:
     root = folder / "cache"
     for k in range(1, 100):
