@@ -30,13 +30,10 @@ class Decoder:
 
     def feed(self, data: Piece) -> Iterator[bytes]:
         """What a piece decodes to, about a MiB at a time. Raises `Damaged`."""
-        while data:
-            if self._member.eof:
-                data = self._next_member(bytes(data))
-            plain = self._decoded(data)
-            if plain:
+        while data and (not self._member.eof or (data := self._next_member(bytes(data)))):
+            if plain := self._decoded(data):
                 yield plain
-            data = self._member.unconsumed_tail or self._member.unused_data
+            data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
 
     def _decoded(self, data: Piece) -> bytes:
         try:

@@ -130,10 +130,10 @@ class HttpOrigin:
     async def _begin(self) -> aiohttp.ClientSession:
         """The session that all requests share; certificates are read in a thread, like everything from a disk."""
         tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._source)
-        self._session = self._session or self._open_session(tls)
+        self._session = self._session or self._open_session(tls=tls)
         return self._session
 
-    def _open_session(self, tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
+    def _open_session(self, *, tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads), ssl=tls),
             timeout=self._timeout,
@@ -185,10 +185,10 @@ def _unreachable(cause: Exception, ref: Ref) -> CacheDaemonError:
     """A request that got no answer."""
     if isinstance(cause, CacheDaemonError):
         return cause
-    if isinstance(cause, aiohttp.InvalidURL | ValueError):
-        return OriginRefused(f"{ref}: the URL cannot be requested ({type(cause).__name__})")
     if isinstance(cause, aiohttp.ClientConnectorCertificateError):
         return OriginRefused(f"{ref}: the origin's certificate is not trusted: {cause.certificate_error}")
+    if isinstance(cause, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError | ValueError):
+        return OriginRefused(f"{ref}: the URL cannot be requested ({type(cause).__name__})")
     return OriginUnavailable(f"{ref}: {_said(cause)}")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from cachedaemon.config import Fetch, Source
 from cachedaemon.errors import (
     BadRequest,
     CacheDaemonError,
@@ -21,11 +20,10 @@ from cachedaemon.errors import (
     OriginRefused,
     OriginUnavailable,
 )
-from cachedaemon.metrics import Metrics
 from cachedaemon.model import BLOCK
-from cachedaemon.origins import Origin, origin_of
 from cachedaemon.origins.base import PIECE
-from tests.contract.origins.places import PLACES, STALL, Place, Then, nothing
+from tests.contract.origins.places import PLACES, STALL, Place
+from tests.contract.origins.reading import opened, read
 from tests.fakes import content
 from tests.fakes.fusefs import FuseFs, fuse_fs
 
@@ -51,29 +49,6 @@ def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
         made.up()
 
 
-@asynccontextmanager
-async def opened(place: Place, **fetch: object) -> AsyncIterator[Origin]:
-    settings = {"connect_timeout": "5s", "stall_timeout": f"{STALL}s", **fetch}
-    source = await asyncio.to_thread(Source.model_validate, {"url": place.url, **place.settings})
-    origin = origin_of("s", source, Fetch.model_validate(settings), Metrics("test"))
-    try:
-        yield origin
-    finally:
-        await origin.close()
-
-
-async def read(origin: Origin, key: str, then: Then = nothing) -> bytes:
-    """All of an object, taken as a landing takes it: each list is done with before the next one."""
-    got = bytearray()
-    async with origin.open(key) as stream:
-        then()
-        async for pieces in stream.pieces():
-            for piece in pieces:
-                got += piece
-        assert stream.size in (None, len(got))
-    return bytes(got)
-
-
 def names(cause: BaseException, key: str) -> None:
     """A message says which shard of which source, and nothing that could be secret."""
     assert f"s/{key}" in str(cause)
@@ -85,7 +60,7 @@ async def test_every_byte_comes_once(place: Place) -> None:
     sizes = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, PIECE - 1, PIECE, PIECE + 1, SIZE]
     for size in sizes:
         place.put(f"{size}.bin", content.data("k", size))
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         for size in sizes:
             assert await read(origin, f"{size}.bin") == content.data("k", size)
 
@@ -93,7 +68,7 @@ async def test_every_byte_comes_once(place: Place) -> None:
 async def test_pieces_are_about_a_mib(place: Place) -> None:
     """Never a whole shard in memory."""
     place.put("k.bin", content.data("k", 8 * PIECE))
-    async with opened(place) as origin, origin.open("k.bin") as stream:
+    async with opened(place.url, place.settings) as origin, origin.open("k.bin") as stream:
         sizes = [sum(len(piece) for piece in pieces) async for pieces in stream.pieces()]
     assert sum(sizes) == 8 * PIECE
     assert max(sizes) < 4 * PIECE
@@ -102,20 +77,20 @@ async def test_pieces_are_about_a_mib(place: Place) -> None:
 async def test_odd_keys_go_out_as_they_are(place: Place) -> None:
     for key in ODD:
         place.put(key, content.data(key, 100))
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         for key in ODD:
             assert await read(origin, key) == content.data(key, 100), key
 
 
 @pytest.mark.parametrize("key", ["..", "../x", "a/../b", "./a", "a/.", "nul\0byte"])
 async def test_a_key_never_climbs_out(place: Place, key: str) -> None:
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         with pytest.raises(BadRequest):
             await read(origin, key)
 
 
 async def test_missing(place: Place) -> None:
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         with pytest.raises(Missing) as error:
             await read(origin, "none.bin")
         names(error.value, "none.bin")
@@ -125,7 +100,7 @@ async def test_missing(place: Place) -> None:
 
 async def test_refused(place: Place) -> None:
     place.refuse("no.bin")
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         with pytest.raises(OriginRefused) as error:
             await read(origin, "no.bin")
         names(error.value, "no.bin")
@@ -133,7 +108,7 @@ async def test_refused(place: Place) -> None:
 
 async def test_an_outage_is_unavailable_and_never_missing(place: Place) -> None:
     place.put("k.bin", b"data")
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         place.down()
         for key in ("k.bin", "none.bin"):
             with pytest.raises(OriginUnavailable) as error:
@@ -148,7 +123,7 @@ async def test_slow_and_steady_succeeds(place: Place) -> None:
     data = content.data("k", PIECE)
     place.put("k.bin", data)
     place.trickle("k.bin")
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         began = asyncio.get_running_loop().time()
         assert await read(origin, "k.bin") == data
         assert asyncio.get_running_loop().time() - began > STALL
@@ -156,7 +131,7 @@ async def test_slow_and_steady_succeeds(place: Place) -> None:
 
 async def test_silence_is_unavailable_after_the_stall_limit(place: Place) -> None:
     place.put("k.bin", b"data")
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         place.hang("k.bin")
         with pytest.raises(OriginUnavailable) as error:
             async with asyncio.timeout(30):
@@ -172,7 +147,7 @@ async def test_a_cut_body_is_never_whole(place: Place, offset: int) -> None:
     """C-01: at every offset; the next try, by which it is whole again, gets it all."""
     data = content.data("k", SIZE)
     place.put("k.bin", data)
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         then = place.cut("k.bin", offset)
         with pytest.raises((Cut, Changed)) as error:
             await read(origin, "k.bin", then)
@@ -185,7 +160,7 @@ async def test_a_change_in_mid_transfer_never_mixes(place: Place) -> None:
     """Wholly the old version, wholly the new one, or `Changed`."""
     old, new = content.data("k", SIZE, 1), content.data("k", SIZE, 2)
     place.put("k.bin", old)
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         then = place.change("k.bin", new)
         with suppress(Changed):
             assert await read(origin, "k.bin", then) in (old, new)
@@ -195,7 +170,7 @@ async def test_a_change_in_mid_transfer_never_mixes(place: Place) -> None:
 async def test_two_transfers_of_one_object_do_not_disturb_each_other(place: Place) -> None:
     data = content.data("k", SIZE)
     place.put("k.bin", data)
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         assert await asyncio.gather(*(read(origin, "k.bin") for _ in range(4))) == [data] * 4
 
 
@@ -213,7 +188,7 @@ async def until_at_most(base: int) -> None:
 async def test_a_cancellation_at_any_moment_leaves_no_descriptor(place: Place) -> None:
     """C-76: 60 transfers, each cancelled a few turns of the loop later than the one before."""
     place.put("k.bin", content.data("k", SIZE))
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         await read(origin, "k.bin")
         base = descriptors()
         for turns in range(60):
@@ -229,7 +204,7 @@ async def test_a_cancellation_at_any_moment_leaves_no_descriptor(place: Place) -
 
 async def test_a_cancelled_wait_for_a_silent_origin_ends_at_once(place: Place) -> None:
     place.put("k.bin", b"data")
-    async with opened(place, stall_timeout="60s") as origin:
+    async with opened(place.url, place.settings, stall_timeout="60s") as origin:
         assert await read(origin, "k.bin") == b"data"
         base = descriptors()
         place.hang("k.bin")
@@ -249,7 +224,7 @@ async def test_a_cancelled_wait_for_a_silent_origin_ends_at_once(place: Place) -
 async def test_listing_names_every_key_or_says_that_it_cannot(place: Place) -> None:
     for key in ("b/two.bin", "a.bin", "b/one.bin"):
         place.put(key, b"x")
-    async with opened(place) as origin:
+    async with opened(place.url, place.settings) as origin:
         if place.url.startswith("http"):
             with pytest.raises(BadRequest, match="cannot list"):
                 await origin.keys()
