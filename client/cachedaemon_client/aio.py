@@ -11,67 +11,35 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
-from cachedaemon_client import lease, process
-from cachedaemon_client.cache import TRIES, lost
+from cachedaemon_client import process
+from cachedaemon_client.aio_link import Link
+from cachedaemon_client.cache import RENEWAL, TRIES, lost
 from cachedaemon_client.cache import ShardCache as BlockingCache
-from cachedaemon_client.connection import SLACK, Pause, is_passing, unavailable
-from cachedaemon_client.errors import BadRequest, CacheError, WaitExpired, from_answer
-from cachedaemon_client.lease import give_back, hold_plan
+from cachedaemon_client.connection import ENDED, TELL, Pause, Tries
+from cachedaemon_client.errors import CacheError, DaemonUnavailable
+from cachedaemon_client.job import Counts
 from cachedaemon_client.local import Local
+from cachedaemon_client.plan import Order
+from cachedaemon_client.ready import Arrivals
 from cachedaemon_client.shard import Shard
 from cachedaemon_client.wire import GENERATION, Answer, request
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["Job", "Plan", "ShardCache"]
 
-
-class _Link:
-    """One connection to the daemon, for one call at a time."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._owed = 0
-
-    @classmethod
-    async def to(cls, path: str) -> _Link:
-        """Connect."""
-        return cls(*await asyncio.open_unix_connection(path))
-
-    async def ask(self, method: str, target: str, body: Any) -> Answer:
-        """One call. OSError or ValueError when the connection fails."""
-        while self._owed:
-            await self._receive()
-            self._owed -= 1
-        self._writer.write(request(method, target, body))
-        await self._writer.drain()
-        return await self._receive()
-
-    def tell(self, method: str, target: str, body: Any) -> None:
-        """A call whose answer is read before the next one."""
-        self._writer.write(request(method, target, body))
-        self._owed += 1
-
-    async def _receive(self) -> Answer:
-        answer = Answer()
-        while not answer.done:
-            piece = await self._reader.read(answer.wanted)
-            if not piece:
-                raise ConnectionResetError("the daemon closed the connection")
-            answer.feed(piece)
-        return answer
-
-    def close(self) -> None:
-        """Close it, without waiting."""
-        self._writer.close()
+IDLE = 16
+"""Connections that are kept for later calls."""
 
 
 class ShardCache(Local):
-    """One source of the node's daemon, for one event loop. `wait` in seconds, as for the blocking client."""
+    """One source of the node's daemon. `wait` in seconds, as for the blocking client."""
 
     def __init__(
         self,
@@ -86,7 +54,9 @@ class ShardCache(Local):
 
     def _begin(self) -> None:
         super()._begin()
-        self._idle: list[_Link] = []
+        self._idle: list[Link] = []
+        self._links: WeakSet[Link] = WeakSet()
+        self._partings: set[asyncio.Task[None]] = set()
 
     # ---- shards
 
@@ -95,22 +65,25 @@ class ShardCache(Local):
         return Opening(lambda: self._open(key))
 
     async def _open(self, key: str) -> Shard:
-        if self._view is None and self._look() is None:
-            await self._greet(None)
-        self.path_of(key)
-        shard = super().open(key)
+        shard: Shard | None = super().open(key)
+        if shard is None and key not in self._paths:
+            if self._view is None and self._look() is None:
+                await self._greet()
+            if self.path_of(key) is not None:
+                shard = super().open(key)
         if shard is None:
             shard = await self.acquire(key)
             self.moved(key)
-        await self._renew_plans()
+        if self._plans_lapsed:
+            await self._mend_plans(shard)
         return shard
 
     def _missed(self, key: str) -> Shard:  # noqa: ARG002
-        return None  # type: ignore[return-value]
+        return None  # type: ignore[return-value]  # whoever awaits asks the daemon
 
     async def acquire(self, key: str) -> Shard:
         """Lease a shard by asking the daemon, whatever is local."""
-        pause = self._pause()
+        pause = Pause.of(self.wait)
         for _ in range(1 + TRIES):
             shard = await self._acquire_once(key, pause.left)
             if shard is not None:
@@ -118,22 +91,16 @@ class ShardCache(Local):
         raise lost(self.source, key)
 
     async def _acquire_once(self, key: str, wait: float) -> Shard | None:
-        self._reporter.flush()
+        self._report()
         body = {"source": self.source, "key": key, "wait": wait}
-        said, generation, link = await self._exchange("POST", "/v1/acquire", body, key, wait)
-        shard: Shard | None = None
+        said, generation, link = await self._exchange("POST", "/v1/acquire", body, key=key, wait=wait)
         try:
             if self.is_stale(generation):
-                await self._greet(generation)
-            shard = self.lease(said, key)
-            link.tell("POST", "/v1/touch", {"source": self.source, "used": [[key, 0]]})
-            self._idle.append(link)
-        except BaseException:
-            link.close()
-            if shard is not None:
-                shard.close()
-            raise
-        return shard
+                await self._greet()
+            return self.lease(said, key)
+        finally:
+            link.tell(request("POST", "/v1/touch", {"source": self.source, "used": [[key, 0]]}))
+            self._keep(link)
 
     def renew(self, key: str) -> Shard:
         """Lease a damaged shard anew. This blocks: it happens when somebody changed the cache behind the daemon's back."""
@@ -142,52 +109,34 @@ class ShardCache(Local):
 
     async def prefetch(self, keys: Iterable[str]) -> Job:
         """Have shards fetched in the background, in this order, as far as they fit."""
-        said = await self.call("POST", "/v1/prefetch", {"source": self.source, "keys": list(keys)})
-        return Job(self, said["job"])
+        wanted = list(keys)
+        said = await self.call("POST", "/v1/prefetch", {"source": self.source, "keys": wanted})
+        return Job(self, said["job"], wanted)
 
     def plan(self, keys: Iterable[str], *, holds: int = 1) -> Plan:
-        """The order in which this process will open shards; in force within `async with`."""
-        return Plan(self, uuid.uuid4().hex, list(keys), holds)
+        """The order in which this process will open shards; in force once it is awaited, or within `async with`."""
+        return Plan(self, list(keys), holds)
 
     async def as_ready(self, keys: Iterable[str]) -> AsyncIterator[Shard]:
         """Opened shards as they become local; each is closed when the next is asked for."""
-        left = dict.fromkeys(keys)
-        while left:
-            job = await self.prefetch(left)
-            arrived = False
-            async for key in self._arrivals(job, left):
-                arrived = True
-                del left[key]
-                async with self.open(key) as shard:
-                    yield shard
-            if not arrived and left:
-                key = next(iter(left))
-                del left[key]
+        arrivals = Arrivals(self, keys)
+        job: Job | None = None
+        while arrivals.left:
+            if job is None or job.state != "running":
+                job = await self.prefetch(arrivals.left)
+            for key in await self._next(arrivals, job) or arrivals.in_earnest():
+                del arrivals.left[key]
                 async with self.open(key) as shard:
                     yield shard
 
-    async def _arrivals(self, job: Job, left: dict[str, None]) -> AsyncIterator[str]:
-        pause = self._pause()
-        while left:
-            here = [key for key in left if self._is_local(key)]
-            for key in here:
-                yield key
-            if here:
-                pause = self._pause()
-            elif (await job.refresh()).state != "running" or pause.left <= 0:
-                return
-            else:
-                await asyncio.sleep(pause.next())
-
-    def _is_local(self, key: str) -> bool:
-        path = self.path_of(key)
-        if path is None:
-            return False
-        try:
-            give_back(lease.take(path)[0])
-        except (lease.Gone, lease.Busy):
-            return False
-        return True
+    async def _next(self, arrivals: Arrivals, job: Job) -> list[str]:
+        """Keys that are local; none when the job has ended without."""
+        pause = Pause.of(self.wait)
+        while not (here := arrivals.of(await job.refresh())):
+            if job.state != "running" or pause.left <= 0:
+                break
+            await asyncio.sleep(pause.next())
+        return here
 
     async def status(self) -> dict[str, Any]:
         """The daemon's state, as `GET /v1/status` says it."""
@@ -196,81 +145,108 @@ class ShardCache(Local):
 
     # ---- the daemon
 
-    async def _greet(self, generation: str | None) -> None:
-        before = self._generation
-        hello, said, link = await self._exchange("GET", "/v1/hello", None, None, self.wait)
-        self._idle.append(link)
-        self.adopt(hello, said or generation)
-        if before is not None:
-            for plan in list(self._plans.values()):
-                await plan.renew()
+    async def _greet(self) -> None:
+        """Read what the daemon is; make the plans again when it is another one than before."""
+        hello, generation, link = await self._exchange("GET", "/v1/hello")
+        self._keep(link)
+        self.adopt(hello, generation)
+        await self._renew_plans(self.wait)
 
-    async def _renew_plans(self) -> None:
-        if self._plans and self._generation is not None and self.is_stale(self.told_generation):
-            await self._greet(None)
+    async def _renew_plans(self, wait: float) -> None:
+        self._plans_lapsed = False
+        for plan in list(self._plans.values()):
+            await plan.renew(wait)
+
+    async def _mend_plans(self, shard: Shard) -> None:
+        """Make plans again for another daemon, on the way of a shard that is leased already."""
+        try:
+            await self._renew_plans(min(self.wait, RENEWAL))
+        except DaemonUnavailable:  # it has gone again: a hit does not wait for it
+            self.plan_failed()
+        except BaseException:
+            shard.close()
+            raise
 
     async def local_path(self, path: str) -> str:
         """A path of the daemon's, as this process sees it."""
-        if self._view is None:
-            await self._greet(None)
-        return self._view.local(path) if self._view else path
+        if self._generation is None:
+            await self._greet()
+        return self._here(path)
 
-    async def call(self, method: str, target: str, body: Any = None) -> Any:
+    async def call(self, method: str, target: str, body: Any = None, *, wait: float | None = None) -> Any:
         """A call to the daemon, waiting out its restart; the JSON body, or a `CacheError`."""
-        said, _, link = await self._exchange(method, target, body, None, self.wait)
-        self._idle.append(link)
+        said, _, link = await self._exchange(method, target, body, wait=wait)
+        self._keep(link)
         return said
 
     async def _exchange(
-        self, method: str, target: str, body: Any, key: str | None, wait: float
-    ) -> tuple[Any, str | None, _Link]:
+        self, method: str, target: str, body: Any = None, *, key: str | None = None, wait: float | None = None
+    ) -> tuple[Any, str | None, Link]:
         """A call, repeated while the daemon restarts: JSON body, generation, and the connection it went over."""
-        pause = Pause(Pause.clock() + wait)
+        tries = Tries(self.socket, body, self.wait if wait is None else wait, self.source, key)
         while True:
-            if body is not None and "wait" in body:
-                body = body | {"wait": pause.left}
             try:
-                answer, link = await self._ask(method, target, body, pause.left)
+                answer, link = await self._ask(request(method, target, tries.body), tries.seconds)
                 said = answer.json()
-            except (OSError, ValueError, TimeoutError) as failed:
-                if not is_passing(failed) or pause.left <= 0:
-                    raise unavailable(self.socket, failed, self.source, key) from None
+            except (OSError, ValueError) as cause:
+                pause = tries.failed(cause)
             else:
-                if answer.status < 400:  # noqa: PLR2004
+                if answer.status < 400:
                     return said, answer.headers.get(GENERATION), link
-                self._idle.append(link)
-                cause = from_answer(answer.status, said, self.source, key)
-                if cause.code != "stopping" or pause.left <= 0:
-                    raise cause
-            await asyncio.sleep(pause.next())
+                self._keep(link)
+                pause = tries.refused(answer.status, said)
+            await asyncio.sleep(pause)
 
-    async def _ask(self, method: str, target: str, body: Any, seconds: float) -> tuple[Answer, _Link]:
-        link = self._idle.pop() if self._idle else await _Link.to(self.socket)
+    async def _ask(self, data: bytes, seconds: float) -> tuple[Answer, Link]:
+        """One call over a connection that is idle; when that has gone meanwhile, so have the others: over a new one."""
+        process.settle()
+        if self._idle:
+            try:
+                return await self._ask_over(self._idle.pop(), data, seconds)
+            except ENDED:
+                self._close_idle()
+        link = Link(self.socket)
+        self._links.add(link)
+        return await self._ask_over(link, data, seconds)
+
+    async def _ask_over(self, link: Link, data: bytes, seconds: float) -> tuple[Answer, Link]:
         try:
-            answer = await asyncio.wait_for(link.ask(method, target, body), seconds + SLACK)
+            return await link.ask(data, seconds), link
         except BaseException:  # a cancelled call too: its answer would be taken for the next one's
             link.close()
             raise
-        return answer, link
 
-    def _pause(self) -> Pause:
-        return Pause(Pause.clock() + self.wait)
+    def _keep(self, link: Link) -> None:
+        if len(self._idle) < IDLE:
+            self._idle.append(link)
+        else:
+            parting = asyncio.get_running_loop().create_task(link.farewell(TELL))
+            self._partings.add(parting)
+            parting.add_done_callback(self._partings.discard)
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
     # ---- life
 
     def forked(self) -> None:
-        """In a forked child: nothing of the parent's loop can be used."""
+        """In a forked child: connections are the parent's, and nothing of its loop can be used."""
+        for link in self._links:
+            link.close()
         super().forked()
 
     async def close(self) -> None:
         """End the plans, tell the last uses, close the connections; leases that are open stay open."""
+        heard = True
         for plan in list(self._plans.values()):
-            await plan.close()
+            heard = await plan.end(tell=heard)
         await asyncio.to_thread(self._reporter.close)
-        while self._idle:
-            self._idle.pop().close()
+        if self._partings:
+            await asyncio.wait(self._partings)
+        self._close_idle()
 
-    async def __aenter__(self) -> ShardCache:
+    async def __aenter__(self) -> Self:
         """The cache itself, closed when the block ends."""
         return self
 
@@ -305,102 +281,83 @@ class Opening:
             self._shard.close()
 
 
-class Job:
-    """A prefetch that runs in the daemon."""
+class Job(Counts):
+    """A prefetch that runs in the daemon. It survives a restart of the daemon."""
 
-    def __init__(self, cache: ShardCache, name: str) -> None:
+    def __init__(self, cache: ShardCache, job: str, keys: list[str] | None = None) -> None:
+        super().__init__(cache.source, job, keys)
         self._cache = cache
-        self.id = name
-        self.state = "running"
-        self.total = self.done = self.failed = self.bytes = 0
-        self.errors: list[dict[str, Any]] = []
 
     async def refresh(self) -> Job:
         """Ask the daemon for the counts."""
-        said = await self._cache.call("GET", f"/v1/jobs/{self.id}")
-        self.state, self.total, self.done = said["state"], said["total"], said["done"]
-        self.failed, self.bytes, self.errors = said["failed"], said["bytes"], said["errors"]
+        try:
+            self._take(await self._cache.call("GET", f"/v1/jobs/{self.id}"))
+        except CacheError as cause:
+            if not self._is_lost(cause):
+                raise
+            self.id = (await self._cache.call("POST", "/v1/prefetch", self._body))["job"]
         return self
 
-    async def wait(self, timeout: float | None = None) -> Job:  # noqa: ASYNC109 - as the blocking client has it
+    async def wait(self, timeout: float | None = None) -> Job:
         """Until the job has ended, for `timeout` seconds at the most (`WaitExpired`)."""
-        pause = Pause(float("inf") if timeout is None else Pause.clock() + timeout)
+        pause = Pause.of(timeout)
         while (await self.refresh()).state == "running":
             if pause.left <= 0:
-                raise WaitExpired(f"prefetch {self.id}: {self.done} of {self.total}", code="wait_expired")
+                raise self._expired()
             await asyncio.sleep(pause.next())
         return self
 
 
-class Plan:
-    """A plan, in force within `async with`; iterating it yields opened shards in order."""
+class Plan(Order):
+    """A plan, in force once it was awaited or within `async with`; iterating it yields opened shards in order."""
 
-    def __init__(self, cache: ShardCache, name: str, keys: list[str], holds: int) -> None:
-        if holds < 1:
-            raise BadRequest(f"a plan holds at least 1 shard, not {holds}", code="bad_request", source=cache.source)
+    def __init__(self, cache: ShardCache, keys: list[str], holds: int) -> None:
+        super().__init__(cache, keys, holds)
         self._cache = cache
-        self._epoch = process.epoch[0]
-        self._descriptor = -1
-        self.id = name
-        self.keys = keys
-        self.holds = holds
-        self.position = 0
 
-    async def renew(self) -> None:
+    async def renew(self, wait: float | None = None) -> None:
         """Tell the daemon, and hold the file that it made."""
-        if self._epoch != process.epoch[0]:
-            return
-        self._let_go()
-        body = {"source": self._cache.source, "keys": self.keys, "position": self.position, "holds": self.holds}
-        said = await self._cache.call("PUT", f"/v1/plans/{self.id}", body)
-        try:
-            self._descriptor = hold_plan(await self._cache.local_path(said["file"]))
-        except FileNotFoundError:
-            return  # ended again already; the next generation makes it anew
-
-    def opened(self, key: str) -> None:
-        """A shard was opened; when it is the plan's next, its place moves."""
-        if self.position < len(self.keys) and self.keys[self.position] == key and self._epoch == process.epoch[0]:
-            self.position += 1
-            self._cache.place(self.id, self.position)
+        if not self._inert:
+            said = await self._cache.call("PUT", self._target, self._body, wait=wait)
+            self._hold(await self._cache.local_path(said["file"]))
 
     async def __aiter__(self) -> AsyncIterator[Shard]:
-        """Opened shards from the plan's place on, in its order."""
-        out: list[Shard] = []
+        """Opened shards from the plan's place on, in its order; each is closed when `holds` newer ones are wanted."""
         try:
-            while self.position < len(self.keys):
-                while len(out) >= self.holds:
-                    out.pop(0).close()
-                shard = await self._cache.open(self.keys[self.position])
-                out.append(shard)
-                yield shard
+            while (position := self.position) < len(self.keys):
+                self._make_room()
+                yield self._yielded(await self._cache.open(self.keys[position]), position)
         finally:
-            for shard in out:
-                shard.close()
+            self._close_out()
 
     async def close(self) -> None:
         """End the plan."""
-        if self._epoch == process.epoch[0] and self._cache.forget(self.id):
-            self._let_go()
-            try:
-                await asyncio.wait_for(self._cache.call("DELETE", f"/v1/plans/{self.id}"), 1.0)
-            except (CacheError, TimeoutError):
-                return  # its file is free: the daemon ends it by itself
+        await self.end(tell=True)
 
-    def _let_go(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            give_back(descriptor)
+    async def end(self, *, tell: bool) -> bool:
+        """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
+        if self._inert or not self._cache.forget(self.id):
+            return tell
+        self._let_go()
+        try:
+            if tell:
+                await self._cache.call("DELETE", self._target, wait=0.0)
+        except CacheError as cause:
+            return not isinstance(cause, DaemonUnavailable)
+        return tell
 
-    def forked(self) -> None:
-        """In a forked child: the plan is the parent's."""
-        self._descriptor = -1
-
-    async def __aenter__(self) -> Plan:
-        """The plan, in force."""
-        self._cache._plans[self.id] = self  # noqa: SLF001 - one module
+    async def _start(self) -> Self:
         await self.renew()
+        self._cache._plans[self.id] = self  # noqa: SLF001 - one module
         return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """The plan, in force."""
+        return self._start().__await__()
+
+    async def __aenter__(self) -> Self:
+        """The plan, in force."""
+        return await self._start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

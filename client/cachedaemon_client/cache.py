@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client import process
 from cachedaemon_client.connection import Connection, call
-from cachedaemon_client.errors import CacheError
+from cachedaemon_client.errors import CacheError, DaemonUnavailable
 from cachedaemon_client.job import Job
 from cachedaemon_client.local import Local
 from cachedaemon_client.plan import Plan
 from cachedaemon_client.ready import as_ready
 from cachedaemon_client.shard import Shard
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 TRIES = 3
 """How often a shard is asked for again that was evicted before it could be leased."""
+RENEWAL = 10.0
+"""Seconds that an `open` spends at the most on making plans again for another daemon."""
 
 
 class ShardCache(Local):
@@ -71,7 +75,7 @@ class ShardCache(Local):
         return self.acquire(key)
 
     def _acquire_once(self, key: str, wait: float) -> Shard | None:
-        self._reporter.flush()
+        self._report()
         link = self._link()
         said = self.call("POST", "/v1/acquire", {"source": self.source, "key": key, "wait": wait}, key=key, wait=wait)
         try:
@@ -83,12 +87,13 @@ class ShardCache(Local):
 
     def prefetch(self, keys: Iterable[str]) -> Job:
         """Have shards fetched in the background, in this order, as far as they fit."""
-        said = self.call("POST", "/v1/prefetch", {"source": self.source, "keys": list(keys)})
-        return Job(self, said["job"])
+        wanted = list(keys)
+        return Job(self, self.call("POST", "/v1/prefetch", {"source": self.source, "keys": wanted})["job"], wanted)
 
     def plan(self, keys: Iterable[str], *, holds: int = 1) -> Plan:
         """Announce the order in which this process will open shards; `holds` of them at once. In force at once."""
-        plan = Plan(self, uuid.uuid4().hex, list(keys), holds)
+        plan = Plan(self, list(keys), holds)
+        plan.renew()
         self._plans[plan.id] = plan
         return plan
 
@@ -107,22 +112,27 @@ class ShardCache(Local):
         """A path of the daemon's, as this process sees it."""
         if self._view is None or self.is_stale(self._link().generation):
             self._greet()
-        return self._view.local(path) if self._view else path
+        return self._here(path)
 
     def _greet(self) -> None:
         """Read what the daemon is; make the plans again when it is another one than before."""
         link = self._link()
-        before = self._generation
         self.adopt(self.call("GET", "/v1/hello"), link.generation)
-        if before is not None:
-            for plan in list(self._plans.values()):
-                plan.renew()
+        self._renew_plans(self.wait)
 
     def moved(self, key: str) -> None:
         """A shard was opened: the plans move on, and are made again when the daemon is another one."""
-        if self.is_stale(self.told_generation) and self._generation is not None:
-            self._greet()
         super().moved(key)
+        if self._plans_lapsed:
+            try:
+                self._renew_plans(min(self.wait, RENEWAL))
+            except DaemonUnavailable:  # it has gone again: a hit does not wait for it
+                self.plan_failed()
+
+    def _renew_plans(self, wait: float) -> None:
+        self._plans_lapsed = False
+        for plan in list(self._plans.values()):
+            plan.renew(wait)
 
     def _link(self) -> Connection:
         link: Connection | None = getattr(self._links, "link", None)
@@ -137,22 +147,23 @@ class ShardCache(Local):
         wait = self.wait if wait is None else wait
         return call(self._link(), method, target, body, wait=wait, source=self.source, key=key)
 
-    def tell(self, method: str, target: str) -> None:
-        """A call whose answer nobody waits for."""
-        self._link().tell(method, target, None)
+    def tell(self, method: str, target: str) -> bool:
+        """A call whose answer nobody waits for; False when it was lost."""
+        return self._link().tell(method, target, None)
 
     # ---- life
 
     def close(self) -> None:
         """Tell the daemon the last uses and close the connections; leases that are open stay open."""
+        heard = True
         for plan in list(self._plans.values()):
-            plan.close()
+            heard = plan.end(tell=heard)  # a silent daemon is waited for once
         self._reporter.close()
         link: Connection | None = getattr(self._links, "link", None)
         if link is not None:
             link.close()
 
-    def __enter__(self) -> ShardCache:
+    def __enter__(self) -> Self:
         """The cache itself, closed when the block ends."""
         return self
 

@@ -15,8 +15,13 @@ from cachedaemon_client.wire import GENERATION, Answer, request
 _AGAIN = frozenset(
     {errno.EAGAIN, errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.ENOTDIR}
 )
-SLACK = 10.0
-"""Seconds beyond a call's own time after which a silent daemon counts as unavailable."""
+SLACK = 2.0
+"""Seconds beyond a call's own time, at least, after which a silent daemon counts as unavailable."""
+SLACK_MOST = 10.0
+TELL = 1.0
+"""Seconds that a call may take whose answer nobody waits for."""
+ENDED = (BrokenPipeError, ConnectionResetError)
+"""How a connection looks whose daemon has gone since the last call."""
 
 
 class Silent(ConnectionError):
@@ -31,69 +36,76 @@ class Connection:
         self.generation: str | None = None
         self._socket: socket.socket | None = None
         self._owed = 0
+        self._until = 0.0
         process.forkables.add(self)
 
-    def ask(self, method: str, target: str, body: Any = None, *, seconds: float) -> tuple[int, Any]:
-        """One call, once; status and JSON body. OSError when the connection fails, ValueError for a strange answer."""
-        try:
-            self._send(method, target, body, seconds)
-            answer = self._receive()
-        except BaseException:
-            self.close()
-            raise
-        return answer.status, answer.json()
+    def ask(self, method: str, target: str, body: Any = None, *, seconds: float) -> Answer:
+        """One call; its answer. OSError when the connection fails or `seconds` are over, ValueError for no HTTP.
 
-    def tell(self, method: str, target: str, body: Any) -> None:
-        """Send a request whose answer is read before the next one; a loss is not reported."""
-        try:
-            self._send(method, target, body, 0.0, slack=1.0)
-            self._owed += 1
-        except OSError:
-            self.close()
-
-    def _send(self, method: str, target: str, body: Any, seconds: float, *, slack: float = SLACK) -> None:
+        Over a connection whose daemon has gone meanwhile it is made once more: every call can be repeated.
+        """
+        process.settle()
+        self._until = time.monotonic() + seconds
         data = request(method, target, body)
-        fresh = self._socket is None
-        link = self._socket or self._open(seconds + slack)
-        link.settimeout(seconds + slack)
-        try:
-            while self._owed:
-                self._receive()
-                self._owed -= 1
-            link.sendall(data)
-        except (BrokenPipeError, ConnectionResetError, Silent):
-            if fresh:
-                raise
-            self.close()  # the daemon has gone since the last call; every call can be repeated
-            link = self._open(seconds + slack)
-            link.settimeout(seconds + slack)
-            link.sendall(data)
+        if self._socket is not None:
+            try:
+                return self._exchange(data)
+            except ENDED:
+                self.close()
+        return self._exchange(data)
 
-    def _open(self, seconds: float) -> socket.socket:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    def _exchange(self, data: bytes) -> Answer:
         try:
-            link.settimeout(seconds)
-            link.connect(self.path)
+            self._send(data)
+            return self._receive()
         except BaseException:
-            link.close()
+            self.close()
             raise
-        self._socket = link
+
+    def tell(self, method: str, target: str, body: Any) -> bool:
+        """Send a request whose answer is read before the next one; False when it could not be sent, or was lost."""
+        process.settle()
+        self._until = time.monotonic() + TELL
+        try:
+            self._send(request(method, target, body))
+        except (OSError, ValueError):
+            self.close()
+            return False
+        self._owed += 1
+        return True
+
+    def _send(self, data: bytes) -> None:
+        link = self._socket or self._open()
+        while self._owed:
+            self._receive()
+            self._owed -= 1
+        link.settimeout(self._left())
+        link.sendall(data)
+
+    def _open(self) -> socket.socket:
+        link = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        link.settimeout(self._left())
+        link.connect(self.path)
         return link
 
     def _receive(self) -> Answer:
-        if self._socket is None:
-            raise ConnectionResetError(errno.ECONNRESET, "the connection is closed")
         answer = Answer()
         while not answer.done:
+            if self._socket is None:
+                raise ConnectionResetError(errno.ECONNRESET, "the connection is closed")
+            self._socket.settimeout(self._left())
             try:
                 piece = self._socket.recv(answer.wanted)
             except TimeoutError:
-                raise Silent(f"the daemon at {self.path} does not answer") from None
+                raise silent(self.path) from None
             if not piece:
                 raise ConnectionResetError(errno.ECONNRESET, "the daemon closed the connection")
             answer.feed(piece)
         self.generation = answer.headers.get(GENERATION, self.generation)
         return answer
+
+    def _left(self) -> float:
+        return max(0.001, self._until - time.monotonic())  # 0 would mean: do not block
 
     def close(self) -> None:
         """Close it; the next call opens another."""
@@ -109,11 +121,14 @@ class Connection:
 class Pause:
     """The waits between tries: random, growing from 10 ms to half a second, never past the deadline."""
 
-    clock = staticmethod(time.monotonic)
-
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self._span = 0.02
+
+    @classmethod
+    def of(cls, seconds: float | None) -> Pause:
+        """For so many seconds from now; None: without an end."""
+        return cls(float("inf") if seconds is None else time.monotonic() + seconds)
 
     @property
     def left(self) -> float:
@@ -124,6 +139,51 @@ class Pause:
         """Seconds to wait now."""
         span, self._span = self._span, min(0.5, self._span * 1.6)
         return min(self.left, random.uniform(span / 2, span))  # noqa: S311 - spreads the load, keeps no secret
+
+
+class Tries:
+    """The tries of one call: what goes out each time, and whether a failure is waited out. Both clients decide here.
+
+    A body with a member `wait` goes out with the seconds that are left.
+    """
+
+    def __init__(self, path: str, body: Any, wait: float, source: str | None, key: str | None) -> None:
+        self._path = path
+        self._body = body
+        self._source = source
+        self._key = key
+        self._pause = Pause.of(wait)
+
+    @property
+    def body(self) -> Any:
+        """The body of the next try."""
+        if self._body is not None and "wait" in self._body:
+            return self._body | {"wait": self._pause.left}
+        return self._body
+
+    @property
+    def seconds(self) -> float:
+        """How long the next try may take."""
+        return self._pause.left + min(SLACK_MOST, SLACK + self._pause.left)
+
+    def failed(self, cause: Exception) -> float:
+        """The daemon could not be asked: seconds until the next try. Raises `CacheError` when there is none."""
+        return self._again(unavailable(self._path, cause, self._source, self._key), is_passing(cause))
+
+    def refused(self, status: int, said: Any) -> float:
+        """The daemon answered an error: seconds until the next try. Raises it when there is none."""
+        error = from_answer(status, said, self._source, self._key)
+        return self._again(error, error.code == "stopping")
+
+    def _again(self, error: CacheError, passing: bool) -> float:  # noqa: FBT001 - one of two cases, one line away
+        if not passing or self._pause.left <= 0:
+            raise error from None
+        return self._pause.next()
+
+
+def silent(path: str) -> Silent:
+    """What a daemon looks like that does not answer."""
+    return Silent(f"the daemon at {path} does not answer")
 
 
 def is_passing(cause: Exception) -> bool:
@@ -152,25 +212,16 @@ def call(  # noqa: PLR0913 - a call is what it is
     source: str | None = None,
     key: str | None = None,
 ) -> Any:
-    """One call, repeated while the daemon restarts, for `wait` seconds at the most; the JSON body or a `CacheError`.
-
-    A body with a member `wait` is sent with the seconds that are left.
-    """
-    pause = Pause(time.monotonic() + wait)
+    """One call, repeated while the daemon restarts, for `wait` seconds at the most; the JSON body or a `CacheError`."""
+    tries = Tries(link.path, body, wait, source, key)
     while True:
-        if body is not None and "wait" in body:
-            body = body | {"wait": pause.left}
-        cause: CacheError
         try:
-            status, said = link.ask(method, target, body, seconds=pause.left)
-        except (OSError, ValueError) as failed:
-            cause = unavailable(link.path, failed, source, key)
-            passing = is_passing(failed) if isinstance(failed, OSError) else False
+            answer = link.ask(method, target, tries.body, seconds=tries.seconds)
+            said = answer.json()
+        except (OSError, ValueError) as cause:
+            pause = tries.failed(cause)
         else:
-            if status < 400:
+            if answer.status < 400:
                 return said
-            cause = from_answer(status, said, source, key)
-            passing = cause.code == "stopping"
-        if not passing or pause.left <= 0:
-            raise cause
-        time.sleep(pause.next())
+            pause = tries.refused(answer.status, said)
+        time.sleep(pause)

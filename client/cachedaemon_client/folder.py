@@ -7,27 +7,38 @@ import os
 
 
 class OpenFolder:
-    """The folder of one source's shards. Not a lease: it keeps nothing from being evicted."""
+    """The folder of one source's shards. Not a lease: it keeps nothing from being evicted.
+
+    Without a descriptor (None) shards are found by their whole paths.
+    """
 
     __slots__ = ("descriptor",)
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int | None) -> None:
         self.descriptor = descriptor
 
     @classmethod
-    def of(cls, path: str) -> OpenFolder | None:
-        """Open it; None where that cannot be (the daemon will say why)."""
+    def of(cls, path: str) -> OpenFolder:
+        """Open it. Where that cannot be, paths are used whole, and the daemon will say why."""
         try:
             return cls(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError:
-            return None
+            return WHOLE
 
     @property
     def is_stale(self) -> bool:
-        """Whether somebody removed the folder."""
-        return os.fstat(self.descriptor).st_nlink == 0
+        """Whether it is to be opened (again): never was, or somebody removed the folder."""
+        return self.descriptor is None or os.fstat(self.descriptor).st_nlink == 0
+
+    def name_of(self, path: str) -> str:
+        """How `path` is opened below this folder: the kernel walks one name instead of the whole path."""
+        return path if self.descriptor is None else path.rpartition("/")[2]
 
     def __del__(self) -> None:
         """Close it."""
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
+        if self.descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.descriptor)
+
+
+WHOLE = OpenFolder(None)

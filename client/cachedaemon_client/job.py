@@ -6,17 +6,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client.connection import Pause
-from cachedaemon_client.errors import WaitExpired
+from cachedaemon_client.errors import CacheError, WaitExpired
 
 if TYPE_CHECKING:
     from cachedaemon_client.cache import ShardCache
 
 
-class Job:
-    """A prefetch: `refresh` asks how far it is, `wait` until it has ended."""
+class Counts:
+    """How far a prefetch is, as the daemon last said. The base of both clients' jobs."""
 
-    def __init__(self, cache: ShardCache, job: str) -> None:
-        self._cache = cache
+    def __init__(self, source: str, job: str, keys: list[str] | None) -> None:
+        self._body: dict[str, Any] = {"source": source} if keys is None else {"source": source, "keys": keys}
         self.id = job
         self.state = "running"
         """running, done, partial (the rest would displace what nobody has read yet) or failed."""
@@ -26,22 +26,46 @@ class Job:
         self.bytes = 0
         self.errors: list[dict[str, Any]] = []
 
-    def refresh(self) -> Job:
-        """Ask the daemon for the counts."""
-        said = self._cache.call("GET", f"/v1/jobs/{self.id}")
+    def _take(self, said: dict[str, Any]) -> None:
         self.state, self.total, self.done = said["state"], said["total"], said["done"]
         self.failed, self.bytes, self.errors = said["failed"], said["bytes"], said["errors"]
-        return self
 
-    def wait(self, timeout: float | None = None) -> Job:
-        """Until the job has ended, for `timeout` seconds at the most (`WaitExpired`)."""
-        pause = Pause(float("inf") if timeout is None else time.monotonic() + timeout)
-        while self.refresh().state == "running":
-            if pause.left <= 0:
-                raise WaitExpired(f"prefetch {self.id}: {self.done} of {self.total}", code="wait_expired")
-            time.sleep(pause.next())
-        return self
+    def _is_lost(self, cause: CacheError) -> bool:
+        """Whether the job went with its daemon. It is begun again then: what it brought counts as done at once."""
+        return cause.code == "not_found" and self.state == "running"
+
+    def _expired(self) -> WaitExpired:
+        return WaitExpired(
+            f"prefetch {self.id}: {self.done} of {self.total}", code="wait_expired", source=self._body["source"]
+        )
 
     def __repr__(self) -> str:
         """For people."""
         return f"<Job {self.id} {self.state} {self.done}/{self.total}>"
+
+
+class Job(Counts):
+    """A prefetch: `refresh` asks how far it is, `wait` until it has ended. It survives a restart of the daemon."""
+
+    def __init__(self, cache: ShardCache, job: str, keys: list[str] | None = None) -> None:
+        super().__init__(cache.source, job, keys)
+        self._cache = cache
+
+    def refresh(self) -> Job:
+        """Ask the daemon for the counts."""
+        try:
+            self._take(self._cache.call("GET", f"/v1/jobs/{self.id}"))
+        except CacheError as cause:
+            if not self._is_lost(cause):
+                raise
+            self.id = self._cache.call("POST", "/v1/prefetch", self._body)["job"]
+        return self
+
+    def wait(self, timeout: float | None = None) -> Job:
+        """Until the job has ended, for `timeout` seconds at the most (`WaitExpired`)."""
+        pause = Pause.of(timeout)
+        while self.refresh().state == "running":
+            if pause.left <= 0:
+                raise self._expired()
+            time.sleep(pause.next())
+        return self

@@ -8,7 +8,11 @@ Locks are never converted: a failed conversion loses the old lock.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
+import time
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from os import close, fstat, lstat
 from os import open as open_file
@@ -17,32 +21,38 @@ from cachedaemon_client.process import LEASED
 
 _SHARED = LOCK_SH | LOCK_NB
 _EXCLUSIVE = LOCK_EX | LOCK_NB
+_SHARD = stat.S_IFREG | stat.S_IFDIR
+LOOK = 0.0002
+"""Seconds between tries to hold a plan's file."""
+LOOKS = 50
+_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+"""What opening a shard's path says when no shard is there: nothing, a link, a socket."""
 
 
-class Busy(Exception):  # noqa: N818 - a state of the shard, not a failure
+class Busy(Exception):
     """Somebody holds a lock that does not go with the one wanted."""
 
 
-class Gone(Exception):  # noqa: N818 - a state of the shard, not a failure
-    """Nothing is published at the path, or no longer what was opened."""
+class Gone(Exception):
+    """Nothing that can be leased is published at the path, or no longer what was opened."""
 
 
 def take(path: str, folder: int | None = None, how: int = _SHARED) -> tuple[int, os.stat_result]:
     """Lease what is published at `path`, below an open folder if one is given: its descriptor and `fstat`.
 
-    Raises `Busy` or `Gone`. The tuple's fields are read by number (1 is the inode, 2 the device): this is every hit.
+    Raises `Busy` or `Gone`; OSError when the path cannot be opened for another reason. Fields of `fstat` are read by
+    number (0 is the mode, 1 the inode, 2 the device): this is every hit.
     """
     try:
         descriptor = open_file(path, LEASED, dir_fd=folder)
-    except (FileNotFoundError, NotADirectoryError):
-        raise Gone(path) from None
+    except OSError as cause:
+        if cause.errno in _NOTHING:
+            raise Gone(path) from None
+        raise
     try:
         flock(descriptor, how)
         opened = fstat(descriptor)
         published = lstat(path, dir_fd=folder)
-        if published[1] == opened[1] and published[2] == opened[2]:
-            return descriptor, opened
-        raise Gone(path)
     except BlockingIOError:
         give_back(descriptor)
         raise Busy(path) from None
@@ -52,6 +62,10 @@ def take(path: str, folder: int | None = None, how: int = _SHARED) -> tuple[int,
     except BaseException:
         give_back(descriptor)
         raise
+    if published[1] == opened[1] and published[2] == opened[2] and opened[0] & _SHARD:
+        return descriptor, opened
+    give_back(descriptor)
+    raise Gone(path)
 
 
 def take_exclusive(path: str) -> tuple[int, os.stat_result]:
@@ -78,7 +92,12 @@ def give_back(descriptor: int) -> None:
 
 
 def hold_plan(path: str) -> int:
-    """Hold a plan's file, so that the plan ends with this process. Raises FileNotFoundError when the plan is gone."""
-    descriptor = open_file(path, LEASED)
-    flock(descriptor, _SHARED)
-    return descriptor
+    """Hold a plan's file, so that the plan ends with this process. Raises `Gone` when the plan has ended, or `Busy`.
+
+    The daemon looks whether a plan is held by locking its file for a moment, which is waited out.
+    """
+    for _ in range(LOOKS):
+        with contextlib.suppress(Busy):
+            return take(path)[0]
+        time.sleep(LOOK)
+    raise Busy(path)

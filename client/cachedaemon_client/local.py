@@ -7,9 +7,9 @@ from time import monotonic
 from typing import Any
 
 from cachedaemon_client import places, process, view
-from cachedaemon_client.errors import BadRequest, Refused, SourceUnknown
-from cachedaemon_client.folder import OpenFolder
-from cachedaemon_client.lease import Busy, Gone, take
+from cachedaemon_client.errors import BadRequest, CacheError, LocksNotShared, Refused, SourceUnknown
+from cachedaemon_client.folder import WHOLE, OpenFolder
+from cachedaemon_client.lease import Busy, Gone, give_back, take
 from cachedaemon_client.names import is_source
 from cachedaemon_client.reporter import Reporter
 from cachedaemon_client.shard import Shard
@@ -17,6 +17,8 @@ from cachedaemon_client.view import View
 
 PATHS = 1 << 17
 """Paths that are remembered at the most."""
+LONGEST_WAIT = 7 * 86400.0
+"""Seconds: what the daemon allows."""
 
 
 class Local:
@@ -32,8 +34,10 @@ class Local:
     ) -> None:
         if not is_source(source):
             raise BadRequest(f"{source!r} cannot be a source's name", code="bad_request", source=source)
+        if not wait >= 0:
+            raise BadRequest(f"wait = {wait}: allowed are 0 seconds or more", code="bad_request", source=source)
         self.source = source
-        self.wait = wait
+        self.wait = min(wait, LONGEST_WAIT)
         self._given = (socket, cache_dir)
         try:
             self.socket = places.socket_path(socket)
@@ -45,14 +49,15 @@ class Local:
         process.forkables.add(self)
 
     def _begin(self) -> None:
-        self._paths: dict[str, tuple[str, str]] = {}
+        self._paths: dict[str, tuple[str, str, OpenFolder]] = {}
         self._view: View | None = None
         self._generation: str | None = None
+        self._heard: str | None = None
         self._plans: dict[str, Any] = {}
         self._uses = self._reporter.uses
         self._due = self._reporter.due
-        self._shards: OpenFolder | None = None
-        self._below: int | None = None
+        self._shards = WHOLE
+        self._plans_lapsed = False
 
     def open(self, key: str) -> Shard:
         """Lease a shard, waiting until it is local. Use it in a `with` block, or close it.
@@ -60,19 +65,28 @@ class Local:
         A hit is all here: it asks nobody, and every line of it is paid for each time.
         """
         try:
-            name, path = self._paths[key]
-            descriptor, opened = take(name, self._below)
+            name, path, folder = self._paths[key]
+            descriptor, opened = take(name, folder.descriptor)
         except (KeyError, Gone, Busy):
-            return self._missed(key)
-        except PermissionError as cause:
-            raise Refused(f"{self.source}/{key}: {cause}", code="forbidden", source=self.source, key=key) from None
-        now = monotonic()
-        self._uses.append((key, now))
-        if now >= self._due[0] or len(self._uses) >= self._due[1]:
-            self._reporter.flush()
-        if self._plans:
-            self.moved(key)
-        return Shard(self, key, path, descriptor, opened, True)  # noqa: FBT003
+            pass
+        except OSError as cause:
+            raise self._unusable(key, cause) from None
+        else:
+            shard = Shard(self, key, path, descriptor, opened, True)
+            now = monotonic()
+            self._uses.append((key, now))
+            if now >= self._due[0] or len(self._uses) >= self._due[1]:
+                self._report()
+            if self._plans:
+                self.moved(key)
+            return shard
+        return self._missed(key)
+
+    def _unusable(self, key: str, cause: OSError) -> CacheError:
+        """What a reader is told that cannot open a shard which is there."""
+        if isinstance(cause, PermissionError):
+            return Refused(f"{self.source}/{key}: {cause}", code="forbidden", source=self.source, key=key)
+        return CacheError(f"{self.source}/{key} cannot be opened: {cause}", code="local", source=self.source, key=key)
 
     def _missed(self, key: str) -> Shard:
         """A shard that could not be leased at once."""
@@ -87,30 +101,47 @@ class Local:
             path = known.path_of(self.source, key)
         except ValueError as cause:
             raise BadRequest(str(cause), code="bad_request", source=self.source, key=key) from None
-        if self._shards is None or self._shards.is_stale:
-            self._open_folder(path.rpartition("/")[0])
+        if self._shards.is_stale:
+            self._shards = OpenFolder.of(path.rpartition("/")[0])
+            self._paths.clear()
         if len(self._paths) >= PATHS:
             self._paths.clear()
-        self._paths[key] = (path if self._below is None else path.rpartition("/")[2], path)
+        self._paths[key] = (self._shards.name_of(path), path, self._shards)
         return path
 
-    def _open_folder(self, folder: str) -> None:
-        """Shards are opened below their folder: the kernel walks one name instead of the whole path."""
-        self._shards = OpenFolder.of(folder)
-        self._below = self._shards.descriptor if self._shards is not None else None
-        self._paths.clear()
+    def is_local(self, key: str) -> bool:
+        """Whether a shard can be leased now."""
+        path = self.path_of(key)
+        if path is None:
+            return False
+        try:
+            give_back(take(path)[0])
+        except (Gone, Busy):
+            return False
+        except OSError as cause:
+            raise self._unusable(key, cause) from None
+        return True
 
     def lease(self, said: dict[str, Any], key: str) -> Shard | None:
         """Lease what an answer to `acquire` named; None when it was evicted again meanwhile."""
-        known = self._view
-        path: str = known.local(said["path"]) if known is not None else said["path"]
+        path = self._here(said["path"], key)
         try:
             descriptor, opened = take(path)
         except (Gone, Busy):
             return None
-        if self._shards is not None and self._shards.is_stale:
+        except OSError as cause:
+            raise self._unusable(key, cause) from None
+        if self._shards.is_stale:
             self._paths.clear()  # somebody removed the folder: it is opened anew with the next hit
         return Shard(self, key, path, descriptor, opened, said["result"] == "hit")
+
+    def _here(self, path: str, key: str | None = None) -> str:
+        """A path of the daemon's, as this process sees it; `LocksNotShared` where a lease would protect nothing."""
+        if self._view is None:
+            return path
+        if self._view.why_not:
+            raise LocksNotShared(self._view.why_not, code="locks_not_shared", source=self.source, key=key)
+        return self._view.local(path)
 
     def renew(self, key: str) -> Shard:
         """Lease a shard anew, after the daemon has looked at it."""
@@ -126,8 +157,7 @@ class Local:
     def _look(self) -> View | None:
         """The view by the cache directory alone, where that was named."""
         if self._folder is not None and (known := view.from_folder(self._folder)) is not None:
-            self._view = known
-            process.folders.add(os.path.realpath(known.folder) + "/")
+            self._see(known)
         return self._view
 
     def is_stale(self, generation: str | None) -> bool:
@@ -136,15 +166,30 @@ class Local:
 
     def adopt(self, hello: dict[str, Any], generation: str | None) -> None:
         """Take what the daemon answered to `hello`. Raises `SourceUnknown`."""
-        self._generation = generation
+        self._generation = self._heard = self._reporter.generation = generation
         if self.source not in hello["sources"]:
             allowed = ", ".join(sorted(hello["sources"])) or "none"
             message = f"the daemon has no source {self.source!r}; it has: {allowed}"
             raise SourceUnknown(message, code="unknown_source", source=self.source)
-        self._view = view.from_folder(self._folder or hello["cache_dir"], hello)
-        process.folders.add(os.path.realpath(self._view.folder) + "/")
-        self._shards, self._below = None, None
+        self._see(view.from_hello(self._folder or hello["cache_dir"], hello))
+
+    def _see(self, known: View | None) -> None:
+        """From now on this is what is known of the daemon."""
+        self._view = known
+        if known is not None:
+            process.folders.add(os.path.realpath(known.folder) + "/")
+        self._shards = WHOLE
         self._paths.clear()
+
+    def _report(self) -> None:
+        """Tell of the uses; what the answer to an earlier report says may make what is known doubtful."""
+        self._reporter.flush()
+        heard = self._reporter.generation
+        if heard is not None and heard != self._heard:
+            self._heard = heard
+            self._plans_lapsed = bool(self._plans)
+            if self._view is not None:  # the daemon's word on the disk: a hit waits for no answer
+                self._see(view.from_folder(self._view.folder, self._view))
 
     # ---- plans
 
@@ -156,16 +201,17 @@ class Local:
     def place(self, plan: str, position: int) -> None:
         """A plan's next key is at `position`: told soon, at most 20 times a second."""
         self._reporter.place(plan, position)
+        if monotonic() >= self._due[0]:
+            self._report()
 
     def forget(self, plan: str) -> bool:
         """The plan has ended; False when it had before."""
         self._reporter.forget(plan)
         return self._plans.pop(plan, None) is not None
 
-    @property
-    def told_generation(self) -> str | None:
-        """The generation that the last answer to a report carried."""
-        return self._reporter.generation
+    def plan_failed(self) -> None:
+        """A plan could not be made again: the next answer of the daemon's is news, whatever it says."""
+        self._heard = self._reporter.generation = None
 
     # ---- life
 

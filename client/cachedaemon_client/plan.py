@@ -3,97 +3,131 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cachedaemon_client import process
 from cachedaemon_client.errors import BadRequest
-from cachedaemon_client.lease import give_back, hold_plan
+from cachedaemon_client.lease import Busy, Gone, give_back, hold_plan
+from cachedaemon_client.process import alive
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cachedaemon_client.cache import ShardCache
+    from cachedaemon_client.local import Local
     from cachedaemon_client.shard import Shard
 
 
-class Plan:
-    """A plan in force. Iterating it yields opened shards in order, and closes each when `holds` newer ones are out.
+class Order:
+    """The order of a plan, its place, and the hold on its file. The base of both clients' plans.
 
-    It lives as long as this process holds its file: a killed trainer's plan is gone at once. A plan does not survive
-    the daemon; it is made again when the daemon's generation changes. In a forked child it is inert.
+    A plan lives as long as this process holds its file: a killed trainer's plan is gone at once. It does not survive the
+    daemon, and is made again when the daemon's generation changes. In a forked child it is inert: nobody is told.
     """
 
-    def __init__(self, cache: ShardCache, name: str, keys: list[str], holds: int) -> None:
+    def __init__(self, cache: Local, keys: list[str], holds: int) -> None:
         if holds < 1:
             raise BadRequest(f"a plan holds at least 1 shard, not {holds}", code="bad_request", source=cache.source)
-        self._cache = cache
-        self._epoch = process.epoch[0]
+        self._local = cache
+        self._epoch = alive[0]
         self._descriptor = -1
-        self.id = name
+        self._out: deque[Shard] = deque()
+        self.id = os.urandom(16).hex()
         self.keys = keys
         self.holds = holds
         self.position = 0
         """Index of the next key to open."""
-        self._make()
 
-    def _make(self) -> None:
-        """Tell the daemon, and hold the file that it made."""
-        self._let_go()
-        body = {"source": self._cache.source, "keys": self.keys, "position": self.position, "holds": self.holds}
-        said: dict[str, Any] = self._cache.call("PUT", f"/v1/plans/{self.id}", body)
-        with contextlib.suppress(FileNotFoundError):  # ended again already; the next generation makes it anew
-            self._descriptor = hold_plan(self._cache.local_path(said["file"]))
+    @property
+    def _target(self) -> str:
+        return f"/v1/plans/{self.id}"
 
-    def opened(self, key: str) -> None:
-        """A shard was opened; when it is the plan's next, its place moves."""
-        if self.position < len(self.keys) and self.keys[self.position] == key and not self._inert:
-            self.position += 1
-            self._cache.place(self.id, self.position)
-
-    def renew(self) -> None:
-        """The daemon is another one: make the plan again."""
-        if not self._inert:
-            self._make()
+    @property
+    def _body(self) -> dict[str, Any]:
+        return {"source": self._local.source, "keys": self.keys, "position": self.position, "holds": self.holds}
 
     @property
     def _inert(self) -> bool:
-        return self._epoch != process.epoch[0]
+        return self._epoch != alive[0]
 
-    def __iter__(self) -> Iterator[Shard]:
-        """Opened shards from the plan's place on, in its order."""
-        out: deque[Shard] = deque()
-        try:
-            while self.position < len(self.keys):
-                while len(out) >= self.holds:
-                    out.popleft().close()
-                shard = self._cache.open(self.keys[self.position])
-                out.append(shard)
-                yield shard
-        finally:
-            for shard in out:
-                shard.close()
-
-    def __len__(self) -> int:
-        """How many keys it has."""
-        return len(self.keys)
-
-    def close(self) -> None:
-        """End the plan."""
-        if not self._inert and self._cache.forget(self.id):
-            self._let_go()  # without an answer, too, the daemon ends a plan whose file is free
-            self._cache.tell("DELETE", f"/v1/plans/{self.id}")
+    def _hold(self, path: str) -> None:
+        self._let_go()
+        with contextlib.suppress(Gone, Busy):  # ended again already: the next generation makes it anew
+            self._descriptor = hold_plan(path)
 
     def _let_go(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0 and not self._inert:
             give_back(descriptor)
 
+    def opened(self, key: str) -> None:
+        """A shard was opened; when it is the plan's next, its place moves."""
+        if self.position < len(self.keys) and self.keys[self.position] == key and not self._inert:
+            self.position += 1
+            self._local.place(self.id, self.position)
+
+    def _yielded(self, shard: Shard, position: int) -> Shard:
+        """What was opened for this place. A plan that has ended, or is another process's, moves on untold."""
+        self._out.append(shard)
+        if self.position == position:
+            self.position += 1
+        return shard
+
+    def _make_room(self) -> None:
+        """Close what is out, so that with the next one `holds` shards are."""
+        while len(self._out) >= self.holds:
+            self._out.popleft().close()
+
+    def _close_out(self) -> None:
+        while self._out:
+            self._out.popleft().close()
+
     def forked(self) -> None:
         """In a forked child: the plan is the parent's."""
         self._descriptor = -1
 
-    def __enter__(self) -> Plan:
+    def __len__(self) -> int:
+        """How many keys it has."""
+        return len(self.keys)
+
+
+class Plan(Order):
+    """A plan in force. Iterating it yields opened shards in order; `holds` of them are open at once."""
+
+    def __init__(self, cache: ShardCache, keys: list[str], holds: int) -> None:
+        super().__init__(cache, keys, holds)
+        self._cache = cache
+
+    def renew(self, wait: float | None = None) -> None:
+        """Tell the daemon, and hold the file that it made."""
+        if not self._inert:
+            said = self._cache.call("PUT", self._target, self._body, wait=wait)
+            self._hold(self._cache.local_path(said["file"]))
+
+    def __iter__(self) -> Iterator[Shard]:
+        """Opened shards from the plan's place on, in its order; each is closed when `holds` newer ones are wanted."""
+        try:
+            while (position := self.position) < len(self.keys):
+                self._make_room()
+                yield self._yielded(self._cache.open(self.keys[position]), position)
+        finally:
+            self._close_out()
+
+    def close(self) -> None:
+        """End the plan."""
+        self.end(tell=True)
+
+    def end(self, *, tell: bool) -> bool:
+        """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
+        if self._inert or not self._cache.forget(self.id):
+            return tell
+        self._let_go()
+        return tell and self._cache.tell("DELETE", self._target)
+
+    def __enter__(self) -> Self:
         """The plan itself; it ends with the block."""
         return self
 

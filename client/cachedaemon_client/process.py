@@ -4,6 +4,10 @@
 parent ends with the parent; it never unlocks, since that would end the lease of both. It finds them in its own table of
 descriptors, by the flags that only leases are opened with and by the folder they lie in: nothing has to be noted while a
 shard is opened, and no fork, whatever another thread is doing at that moment, can hand down a lease that is overlooked.
+
+A fork that Python does not know of (a library's own `fork(2)`) runs no such code in the child. A page that the kernel
+wipes in every child tells of it: the child unlocks nothing of its parent's either, and starts anew with its first call to
+the daemon. The leases that it inherited end with it, since nothing tells them from its own.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import mmap
 import os
 from typing import Protocol
 from weakref import WeakSet
@@ -39,14 +44,43 @@ farewells: WeakSet[Closable] = WeakSet()
 """Closed when the interpreter ends."""
 folders: set[str] = set()
 """Cache directories that this process has leased from."""
-epoch = [0]
-"""One number: how many forks lie between this process and the one that first imported this module."""
+epoch = [1]
+"""One number from 1 to 255, this process's own: each fork counts on. 0: forked behind Python's back."""
+
+
+def _wiped_on_fork() -> mmap.mmap | list[int]:
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        page.madvise(getattr(mmap, "MADV_WIPEONFORK", 18))
+    except OSError:  # before Linux 4.14: only Python's own forks are seen
+        return epoch
+    page[0] = epoch[0]
+    return page
+
+
+alive = _wiped_on_fork()
+"""The same number, or 0 in a child that was forked behind Python's back (madvise(2), MADV_WIPEONFORK)."""
+
+
+_forks = [0]
+
+
+def settle() -> None:
+    """Called before the daemon is: a child that was forked behind Python's back starts anew."""
+    if alive[0] != epoch[0]:
+        epoch[0] = alive[0]
+        _begin_anew()
 
 
 def _in_child() -> None:
-    epoch[0] += 1
+    _forks[0] += 1
+    epoch[0] = alive[0] = _forks[0] % 255 + 1
     if folders:
         _close_leases()
+    _begin_anew()
+
+
+def _begin_anew() -> None:
     for one in list(forkables):
         one.forked()
 
@@ -79,6 +113,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 @atexit.register
 def _farewell() -> None:
+    settle()
     for one in list(farewells):
         with contextlib.suppress(Exception):  # the interpreter ends either way
             one.close()

@@ -6,57 +6,55 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from cachedaemon_client import lease
 from cachedaemon_client.connection import Pause
+from cachedaemon_client.job import Counts
 from cachedaemon_client.shard import Shard
 
 if TYPE_CHECKING:
     from cachedaemon_client.cache import ShardCache
     from cachedaemon_client.job import Job
+    from cachedaemon_client.local import Local
+
+
+class Arrivals:
+    """Which of the keys that are left have become local, looked for when a job got on. Shared by both clients."""
+
+    def __init__(self, cache: Local, keys: Iterable[str]) -> None:
+        self._cache = cache
+        self._seen: tuple[str, int] | None = None
+        self.left = dict.fromkeys(keys)
+
+    def of(self, job: Counts) -> list[str]:
+        """Keys that are local, given the job's latest counts."""
+        seen, self._seen = self._seen, (job.id, job.done)
+        if seen == self._seen and job.state == "running":
+            return []
+        return [key for key in self.left if self._cache.is_local(key)]
+
+    def in_earnest(self) -> list[str]:
+        """The first that is missing: when nothing arrives, it is asked for, so that the loop ends whatever the cap is."""
+        return list(self.left)[:1]
 
 
 def as_ready(cache: ShardCache, keys: Iterable[str]) -> Iterator[Shard]:
     """Opened shards as they arrive; each is closed when the next is asked for. A shard that fails raises its error.
 
-    What is local is taken as it comes; the rest is prefetched as far as it fits. When nothing arrives, the first that is
-    missing is asked for in earnest, so that the loop ends whatever the cap is.
+    What is local is taken as it comes; the rest is prefetched as far as it fits.
     """
-    left = dict.fromkeys(keys)
-    while left:
-        arrived = False
-        job = cache.prefetch(left)
-        for key in _arrivals(cache, job, left):
-            arrived = True
-            del left[key]
-            with cache.open(key) as shard:
-                yield shard
-        if not arrived and left:
-            key = next(iter(left))
-            del left[key]
+    arrivals = Arrivals(cache, keys)
+    job: Job | None = None
+    while arrivals.left:
+        if job is None or job.state != "running":
+            job = cache.prefetch(arrivals.left)
+        for key in _next(arrivals, job, cache.wait) or arrivals.in_earnest():
+            del arrivals.left[key]
             with cache.open(key) as shard:
                 yield shard
 
 
-def _arrivals(cache: ShardCache, job: Job, left: dict[str, None]) -> Iterator[str]:
-    """Keys of `left` that are local, until the job has ended and none is."""
-    pause = Pause(time.monotonic() + cache.wait)
-    while left:
-        here = [key for key in left if _is_local(cache, key)]
-        yield from here
-        if here:
-            pause = Pause(time.monotonic() + cache.wait)
-        elif job.refresh().state != "running" or pause.left <= 0:
-            return
-        else:
-            time.sleep(pause.next())
-
-
-def _is_local(cache: ShardCache, key: str) -> bool:
-    path = cache.path_of(key)
-    if path is None:
-        return False
-    try:
-        lease.give_back(lease.take(path)[0])
-    except (lease.Gone, lease.Busy):
-        return False
-    return True
+def _next(arrivals: Arrivals, job: Job, wait: float) -> list[str]:
+    """Keys that are local; none when the job has ended without."""
+    pause = Pause.of(wait)
+    while not (here := arrivals.of(job.refresh())) and job.state == "running" and pause.left > 0:
+        time.sleep(pause.next())
+    return here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import threading
@@ -17,6 +16,8 @@ BATCH = 256
 """Uses that are told at once, and that are kept for a silent daemon."""
 KEPT = 1 << 20
 """Uses that are kept while the daemon is busy."""
+REPORT = 4096
+"""Uses of one report."""
 DELAY = 5.0
 """Seconds after which fewer are told, and between tries at a silent daemon."""
 SOON = 0.01
@@ -28,7 +29,11 @@ PLACES = 1 / 20
 
 
 class Reporter:
-    """Uses of one source by one process, and the places of its plans. Every hit appends to `uses`."""
+    """Uses of one source by one process, and the places of its plans. Every hit appends to `uses`.
+
+    One report is under way at a time: sent as far as the socket takes it, then its answer is looked for, and nothing of
+    this ever waits. What a lost connection took along is told again, the last 256 uses of it.
+    """
 
     def __init__(self, source: str, path: str) -> None:
         self._source = source
@@ -37,36 +42,38 @@ class Reporter:
         """Keys and times (monotonic seconds) of uses that are still to be told."""
         self.due: list[float] = [0.0, BATCH]
         """A time, and a number of uses: from either on `flush` is worth a call."""
-        self.generation: str | None = None
-        """What the last answer said."""
         self._begin()
         process.forkables.add(self)
 
     def _begin(self) -> None:
         self.uses.clear()
         self.due[:] = time.monotonic() + DELAY, BATCH
+        self.generation: str | None = None
+        """What the last answer said."""
         self._places: dict[str, int] = {}
         self._sent: list[tuple[str, float]] = []
+        self._sent_place: tuple[str, int] | None = None
+        self._unsent = memoryview(b"")
+        self._told = 0.0
         self._again = 0.0
-        self._asked = 0.0
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._answer: Answer | None = None
 
     def place(self, plan: str, position: int) -> None:
-        """A plan's next key is at `position`."""
+        """A plan's next key is at `position`: worth a report, 20 times a second at the most."""
         self._places[plan] = position
-        self.flush(at_least=PLACES)
+        self.due[0] = min(self.due[0], max(self._again, self._told + PLACES))
 
     def forget(self, plan: str) -> None:
         """The plan has ended."""
         self._places.pop(plan, None)
 
-    def flush(self, *, at_least: float = 0.0) -> None:
-        """Send what has gathered, unless the daemon still owes an answer or was told less than `at_least` seconds ago."""
+    def flush(self) -> None:
+        """Send what has gathered, unless the daemon still owes an answer."""
+        process.settle()
         now = time.monotonic()
-        told = self.due[0] - DELAY
-        if now < max(self._again, told + at_least if at_least else 0.0) or not self._lock.acquire(blocking=False):
+        if now < self._again or not self._lock.acquire(blocking=False):
             return  # too soon, or another thread is at it
         try:
             self._exchange(now)
@@ -79,71 +86,82 @@ class Reporter:
         elif self.uses or self._places:
             self.due[:] = now + DELAY, BATCH
             self._send(now)
+        else:
+            self.due[:] = now + DELAY, BATCH
 
     def _wait_for_answer(self, now: float) -> None:
         """A daemon that is busy answers a little later; one that is silent is left alone, and only the last uses kept."""
-        silent = now >= self._asked + DELAY
+        silent = now >= self._told + DELAY
         while silent and len(self.uses) > BATCH:
             self.uses.popleft()
-        self._again = now + (DELAY if silent else SOON)
-        self.due[:] = self._again, KEPT
+        self._look_again(now + (DELAY if silent else SOON))
+
+    def _look_again(self, at: float) -> None:
+        self._again = at
+        self.due[:] = at, KEPT
 
     def _settled(self) -> bool:
         """Whether the last report was answered, or is lost so that it goes out again."""
+        link, answer = self._link, self._answer
+        if link is None or answer is None:
+            return True
         try:
-            while self._answer is not None and self._link is not None:
-                piece = self._link.recv(self._answer.wanted)
+            while self._unsent:
+                self._unsent = self._unsent[link.send(self._unsent) :]
+            while not answer.done:
+                piece = link.recv(answer.wanted)
                 if not piece:
                     raise ConnectionResetError(errno.ECONNRESET, "closed")
-                self._answer.feed(piece)
-                if self._answer.done:
-                    self.generation = self._answer.headers.get(GENERATION)
-                    self._answer, self._sent = None, []
-        except BlockingIOError:
+                answer.feed(piece)
+        except (BlockingIOError, TimeoutError):
             return False
         except (OSError, ValueError):
             self._lost()
+        else:
+            self.generation = answer.headers.get(GENERATION, self.generation)
+            self._answer, self._sent, self._sent_place = None, [], None
         return True
 
     def _lost(self) -> None:
+        """The connection has gone, and with it a report that nobody answered."""
         self.uses.extendleft(reversed(self._sent[-BATCH:]))
+        if self._sent_place is not None:
+            self._places.setdefault(*self._sent_place)
         self._drop()
 
     def _drop(self) -> None:
-        link, self._link, self._answer, self._sent = self._link, None, None, []
+        link, self._link, self._answer = self._link, None, None
+        self._sent, self._sent_place, self._unsent = [], None, memoryview(b"")
         if link is not None:
             link.close()
 
     def _send(self, now: float) -> None:
-        used = self._sent = [self.uses.popleft() for _ in range(len(self.uses))]
+        """One report: the oldest uses, and one plan's place; the others go with the next."""
+        used = self._sent = [self.uses.popleft() for _ in range(min(REPORT, len(self.uses)))]
         body: dict[str, Any] = {"source": self._source, "used": [(key, round(now - at, 3)) for key, at in used]}
-        plan = next(iter(self._places), None)  # one plan's place a report: the others go with the next
-        if plan is not None:
-            body |= {"plan": plan, "position": self._places.pop(plan)}
-        data = request("POST", "/v1/touch", body)
+        if (plan := next(iter(self._places), None)) is not None:
+            self._sent_place = plan, self._places.pop(plan)
+            body |= {"plan": plan, "position": self._sent_place[1]}
+        self._unsent = memoryview(request("POST", "/v1/touch", body))
+        self._told, self._answer = now, Answer()
         try:
-            link = self._link or self._open()
-            self._answer, self._asked = Answer(), now
-            if link.send(data) < len(data):
-                raise BlockingIOError(errno.EAGAIN, "only a part went out")
+            self._open()
         except OSError:
-            if plan is not None:
-                self._places.setdefault(plan, body["position"])
-            self._again = now + DELAY
             self._lost()
+        settled = self._settled()
+        if self._link is None:
+            self._look_again(now + DELAY)
+        elif not settled and (self.uses or self._places):
+            self._look_again(now + SOON)  # there is more to tell, as soon as this is answered
 
-    def _open(self) -> socket.socket:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        try:
-            link.connect(self._path)
-        except BaseException:
-            link.close()
-            raise
-        self._link = link
-        return link
+    def _open(self) -> None:
+        if self._link is None:
+            self._link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            self._link.connect(self._path)
 
     def close(self) -> None:
         """Tell the rest, for a second at the most."""
+        process.settle()
         deadline = time.monotonic() + FAREWELL
         if not self._lock.acquire(timeout=FAREWELL):
             return
@@ -154,15 +172,17 @@ class Reporter:
             self._lock.release()
 
     def _farewell(self, deadline: float) -> None:
-        for _ in range(2):  # what is on its way, then what has gathered since
-            while not self._settled() and (left := deadline - time.monotonic()) > 0 and self._link is not None:
-                self._link.settimeout(left)
-                with contextlib.suppress(TimeoutError):
-                    self._settled()
-                if self._link is not None:
-                    self._link.setblocking(False)
-            if self._answer is None and (self.uses or self._places):
-                self._send(time.monotonic())
+        """What is on its way, then what has gathered since; a connection that is lost is made again once."""
+        losses = 0
+        while (now := time.monotonic()) < deadline and losses < 2:
+            if self._link is not None:
+                self._link.settimeout(deadline - now)
+            if not self._settled():
+                return
+            if not self.uses and not self._places:
+                return
+            self._send(now)
+            losses += self._link is None
 
     def forked(self) -> None:
         """In a forked child: uses and connection are the parent's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import stat
 import warnings
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, BinaryIO
 from cachedaemon_client import process
 from cachedaemon_client.lease import give_back
 from cachedaemon_client.members import MemberReader, Members, StaleTable, Truncated
-from cachedaemon_client.process import epoch
+from cachedaemon_client.process import alive
 
 if TYPE_CHECKING:
     from os import stat_result
+
+    from typing_extensions import Self
 
     from cachedaemon_client.local import Local
 
@@ -29,14 +32,20 @@ class Shard:
 
     __slots__ = ("__weakref__", "_cache", "_descriptor", "_epoch", "_place", "_reader", "_stat", "hit", "key")
 
-    def __init__(  # noqa: PLR0913 - made in one place
-        self, cache: Local, key: str, place: str, descriptor: int, opened: stat_result, hit: bool
+    def __init__(  # noqa: PLR0913, PLR0917 - made in one place, for every hit
+        self,
+        cache: Local,
+        key: str,
+        place: str,
+        descriptor: int,
+        opened: stat_result,
+        hit: bool,  # noqa: FBT001
     ) -> None:
         self._cache = cache
         self._place = place
         self._descriptor = descriptor
         self._stat = opened
-        self._epoch = epoch[0]
+        self._epoch = alive[0]
         self._reader: MemberReader | None = None
         self.key = key
         self.hit = hit
@@ -59,7 +68,7 @@ class Shard:
     @property
     def closed(self) -> bool:
         """Whether the lease has ended, or is another process's."""
-        return self._descriptor < 0 or self._epoch != epoch[0]
+        return self._descriptor < 0 or self._epoch != alive[0]
 
     # ---- members of an archive
 
@@ -114,15 +123,18 @@ class Shard:
     def _renewed(self) -> MemberReader:
         """The shard is not what its table says: end this lease, let the daemon look, and lease what it gives."""
         self.close()
-        fresh = self._cache.renew(self.key)
-        self._place, self._stat, self._epoch = fresh._place, fresh._stat, fresh._epoch
-        self._descriptor, fresh._descriptor = fresh._descriptor, -1
+        self._place, self._stat, self._epoch, self._descriptor = self._cache.renew(self.key).hand_over()
         try:
             self._reader = self._read_table()
         except StaleTable as cause:
             raise io.UnsupportedOperation(f"{self.key!r} has no member table: {cause}") from None
         process.forkables.add(self)
         return self._reader
+
+    def hand_over(self) -> tuple[str, stat_result, int, int]:
+        """The lease, for another object to end: path, `fstat`, the process's number, descriptor."""
+        descriptor, self._descriptor = self._descriptor, -1
+        return self._place, self._stat, self._epoch, descriptor
 
     # ---- the lease's end
 
@@ -135,14 +147,19 @@ class Shard:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        if self._epoch == epoch[0]:
+        if self._epoch == alive[0]:
             give_back(descriptor)
+        elif not alive[0]:  # forked behind Python's back: the lease is the parent's too
+            os.close(descriptor)
 
     def forked(self) -> None:
         """In a forked child: the descriptor is closed already, and its number may soon be another file's."""
-        self._descriptor, self._reader = -1, None
+        if self._epoch != alive[0]:
+            self._reader = None
+            if alive[0]:
+                self._descriptor = -1
 
-    def __enter__(self) -> Shard:
+    def __enter__(self) -> Self:
         """The shard itself; its lease runs until the block ends."""
         return self
 
@@ -158,6 +175,6 @@ class Shard:
 
     def __del__(self) -> None:
         """A lease that nobody can end any more ends here."""
-        if self._descriptor >= 0 and self._epoch == epoch[0]:
-            warnings.warn(f"the shard {self.key!r} was never closed", ResourceWarning, stacklevel=2)
+        if self._descriptor >= 0 and self._epoch == alive[0]:
             self.close()
+            warnings.warn(f"the shard {self.key!r} was never closed", ResourceWarning, stacklevel=2)

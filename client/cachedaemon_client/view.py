@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachedaemon_client.errors import LocksNotShared
 from cachedaemon_client.names import name_of
 from cachedaemon_client.places import boot_id
 from cachedaemon_client.wire import FORMAT
@@ -37,27 +36,29 @@ class View:
         return f"{self.folder}/shards/{source}/{name_of(key)}"
 
     def local(self, path: str) -> str:
-        """A path of the daemon's, as this process sees it; `LocksNotShared` where a lease would protect nothing."""
-        if self.why_not:
-            raise LocksNotShared(self.why_not, code="locks_not_shared")
+        """A path of the daemon's, as this process sees it."""
         if self.foreign and path.startswith(self.foreign + "/"):
             return self.folder + path[len(self.foreign) :]
         return path
 
 
-def from_folder(folder: str, hello: dict[str, Any] | None = None) -> View | None:
-    """The view by `<folder>/daemon.json`; None where it cannot be read and no answer to `hello` says more."""
-    foreign = hello["cache_dir"] if hello and hello["cache_dir"] != folder else None
+def from_hello(folder: str, hello: dict[str, Any]) -> View:
+    """The view by an answer to `hello`, where the cache lies at `folder` for this process."""
+    foreign = hello["cache_dir"] if hello["cache_dir"] != folder else None
     vouched = _vouched(folder)
     why_not = vouched if isinstance(vouched, str) else _not_shared(folder, vouched)
-    if hello is not None:
-        archives = {name: one["archives"] for name, one in hello["sources"].items()}
-        direct = frozenset(name for name, one in hello["sources"].items() if one["direct"])
-    elif isinstance(vouched, str) or why_not:
-        return None
-    else:
-        archives, direct = vouched.get("archives", {}), frozenset(vouched.get("direct", ()))
+    archives = {name: one["archives"] for name, one in hello["sources"].items()}
+    direct = frozenset(name for name, one in hello["sources"].items() if one["direct"])
     return View(folder, foreign, archives, direct if why_not is None else frozenset(), why_not)
+
+
+def from_folder(folder: str, before: View | None = None) -> View | None:
+    """The view by `<folder>/daemon.json` alone; None where only the daemon itself can say more."""
+    vouched = _vouched(folder)
+    if isinstance(vouched, str) or _not_shared(folder, vouched):
+        return None
+    foreign = before.foreign if before else None
+    return View(folder, foreign, vouched.get("archives", {}), frozenset(vouched.get("direct", ())))
 
 
 def _vouched(folder: str) -> dict[str, Any] | str:
@@ -70,7 +71,10 @@ def _vouched(folder: str) -> dict[str, Any] | str:
 
 
 def _not_shared(folder: str, vouched: dict[str, Any]) -> str | None:
-    seen = os.stat(folder)
+    try:
+        seen = os.stat(folder)
+    except OSError as cause:
+        return f"the cache directory {folder} is not visible here: {cause.strerror}"
     if vouched.get("format") != FORMAT:
         return f"the cache directory {folder} has format {vouched.get('format')}, this client reads format {FORMAT}"
     if vouched.get("boot_id") != boot_id():
