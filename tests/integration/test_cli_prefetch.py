@@ -1,0 +1,179 @@
+"""`prefetch`: where its keys come from, its progress, and what it says when not all shards came."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes import readers
+from tests.fakes.daemon import COMMAND, Daemon
+from tests.fakes.origin import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[Origin]:
+    with Origin() as one:
+        for number in range(12):
+            one.put(f"img-{number:02d}.bin", 1000)
+        yield one
+
+
+@pytest.fixture
+def daemon(origin: Origin) -> Iterator[Daemon]:
+    with Daemon({"s": origin.url}, max_shards=8) as one:
+        yield one
+
+
+def _here(daemon: Daemon) -> set[str]:
+    return {row["key"] for row in daemon.shards("s")}
+
+
+def test_keys_from_everywhere_come_in_order(daemon: Daemon) -> None:
+    (daemon.home / "list").write_text("img-02.bin\n\nimg-03.bin\n")
+    words = ["img-01.bin", "--from", "list", "--template", "img-{04..05}.bin", "--template", "img-06.bin"]
+    ran = daemon.cli("prefetch", "s", *words, "--wait")
+    assert (ran.status, ran.err) == (0, "")
+    assert "6 of 6" in ran.out
+    assert _here(daemon) == {f"img-{number:02d}.bin" for number in range(1, 7)}
+
+
+def test_keys_from_standard_input(daemon: Daemon) -> None:
+    ran = daemon.cli("prefetch", "s", "--from", "-", "--wait", "--json", stdin="img-00.bin\nimg-01.bin")
+    said = json.loads(ran.out)
+    assert (said["state"], said["total"], said["done"], said["bytes"]) == ("done", 2, 2, 2000)
+
+
+def test_an_empty_list_is_a_job_of_nothing(daemon: Daemon) -> None:
+    """A list that was named and is empty must not turn into "all that the origin lists"."""
+    ran = daemon.cli("prefetch", "s", "--from", "-", "--wait")
+    assert ran.status == 0, ran.err
+    assert _here(daemon) == set()
+
+
+def test_without_wait_it_only_begins(daemon: Daemon) -> None:
+    ran = daemon.cli("prefetch", "s", "img-00.bin", "--json")
+    assert ran.status == 0
+    assert daemon.api("GET", f"/v1/jobs/{json.loads(ran.out)['job']}").status == 200
+
+
+def test_no_key_is_all_that_the_origin_lists(folder: Path) -> None:
+    (folder / "set").mkdir()
+    for name in ("a.bin", "b.bin"):
+        (folder / "set" / name).write_bytes(b"x")
+        os.utime(folder / "set" / name, (0, 0))
+    with Daemon({"s": f"file://{folder}/set/"}) as daemon:
+        assert daemon.cli("prefetch", "s", "--wait").status == 0
+        assert _here(daemon) == {"a.bin", "b.bin"}
+
+
+def test_no_key_for_an_origin_without_a_list_is_a_usage_error(daemon: Daemon) -> None:
+    ran = daemon.cli("prefetch", "s")
+    assert ran.status == 2
+    assert "cannot list" in ran.err
+
+
+def test_a_shard_that_fails_is_named(daemon: Daemon) -> None:
+    ran = daemon.cli("prefetch", "s", "img-00.bin", "none-1.bin", "none-2.bin", "--wait")
+    assert ran.status == 1
+    assert len(ran.err.splitlines()) == 1
+    assert re.search(r"failed: 1 of 3 .*none-[12]\.bin.*1 more", ran.err)
+
+
+def test_more_than_fits_ends_as_partial_and_says_why(daemon: Daemon) -> None:
+    ran = daemon.cli("prefetch", "s", "--template", "img-{00..11}.bin", "--wait")
+    assert ran.status == 1
+    assert "partial: 8 of 12" in ran.err
+    assert "displace" in ran.err
+
+
+# ---- terminals
+
+
+def _on_a_terminal(daemon: Daemon, *words: str) -> tuple[int, str, str]:
+    """Exit status, standard output (a pipe), and what a terminal on standard error saw."""
+    leader, follower = os.openpty()
+    with subprocess.Popen(
+        [COMMAND, *words, "--socket", str(daemon.socket)],
+        stdout=subprocess.PIPE, stderr=follower, text=True, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as child:  # fmt: skip
+        os.close(follower)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(leader, 65536)
+            except OSError:  # EIO: the other end is closed
+                break
+            seen += piece
+        out = child.stdout.read() if child.stdout else ""
+    os.close(leader)
+    return child.returncode, out, seen.decode(errors="replace")
+
+
+def test_prefetch_shows_a_bar_on_a_terminal(daemon: Daemon) -> None:
+    status, out, seen = _on_a_terminal(daemon, "prefetch", "s", "--template", "img-{00..03}.bin", "--wait")
+    assert status == 0
+    assert "4 of 4" in out
+    assert "4/4" in seen
+
+
+def test_get_shows_a_bar_and_prints_paths_only(daemon: Daemon) -> None:
+    status, out, seen = _on_a_terminal(daemon, "get", "s", "img-00.bin", "img-01.bin")
+    assert status == 0
+    assert out.splitlines() == [str(daemon.path("s", key)) for key in ("img-00.bin", "img-01.bin")]
+    assert "2/2" in seen
+    assert str(daemon.cache) not in seen
+
+
+# ---- watch
+
+
+def test_watch_tells_of_shards_across_a_restart(daemon: Daemon) -> None:
+    snippet = """
+import subprocess
+child = subprocess.Popen(ARG, stdout=subprocess.PIPE, text=True)
+for line in child.stdout: say(json.loads(line))
+"""
+    command = [COMMAND, "watch", "--socket", str(daemon.socket)]
+    with readers.Reader(daemon, snippet, command) as reader:
+        first = _next_told(daemon, reader, [0, 1, 2, 3])
+        assert first["event"] == "ready"
+        assert first["source"] == "s"
+        assert daemon.restart() == 0
+        second = _next_told(daemon, reader, [4, 5, 6, 7, 8, 9, 10, 11])
+        assert second["key"] > "img-03.bin"
+
+
+def _next_told(daemon: Daemon, reader: readers.Reader, numbers: list[int]) -> dict[str, str]:
+    """What `watch` says; it listens "from now on", so that shards come until it hears one."""
+    for number in numbers:
+        daemon.path("s", f"img-{number:02d}.bin")
+        try:
+            told: dict[str, str] = reader.line(2)
+        except AssertionError:
+            continue
+        return told
+    raise AssertionError(f"watch says nothing: {reader.errors}")
+
+
+def test_ctrl_c_ends_watch_quietly(daemon: Daemon) -> None:
+    command = [COMMAND, "watch", "--socket", str(daemon.socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        for number in range(12):
+            daemon.path("s", f"img-{number:02d}.bin")
+            if select.select([child.stdout], [], [], 1)[0]:
+                break
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=20)
+    assert json.loads(out.splitlines()[0])["event"] == "ready"
+    assert (child.returncode, err) == (130, "")

@@ -1,0 +1,92 @@
+"""What the command line does without a daemon: templates, sizes, columns, streams of events."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachedaemon.cli import programs, words
+from cachedaemon.cli.stream import parsed
+from cachedaemon.cli.templates import expand
+
+TEMPLATES = [
+    "images-{0..12}.zip",
+    "images-{000..012}.zip",
+    "images-{8..011}.zip",
+    "a{3..1}b",
+    "{-2..2}",
+    "{-01..1}",
+    "{1..-03}",
+    "{0..10..3}",
+    "{10..0..3}",
+    "{10..0..-4}",
+    "{0..4..0}",
+    "x{1..2}y{01..03}z{5..4}",
+    "{7..7}",
+    "{007..7}",
+    "{0..0}",
+    "{00..1}",
+    "{-0..1}",
+    "plain.zip",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_are_what_bash_makes_of_them(template: str) -> None:
+    ran = subprocess.run(["bash", "-c", f"printf '%s\\n' {template}"], capture_output=True, text=True, check=True)
+    assert list(expand(template)) == ran.stdout.splitlines()
+
+
+@pytest.mark.parametrize("template", ["{a..b}", "{1..}", "{1.2}", "{1..2", "{}", "{1..2..}", "{1..2..x}"])
+def test_what_is_no_range_stands_for_itself(template: str) -> None:
+    assert list(expand(template)) == [template]
+
+
+def test_a_huge_range_is_made_as_it_is_used() -> None:
+    assert list(itertools.islice(expand("k{0..999999}"), 2)) == ["k0", "k1"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (9_994, "9.99 kB"), (9_996, "10.0 kB"), (99_960, "100 kB"),
+        (999_499, "999 kB"), (999_500, "1.00 MB"), (123_456_789, "123 MB"), (1.5e18, "1500 PB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_three_digits(count: float, text: str) -> None:
+    assert words.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s"), (0.4, "0 s"), (59.6, "1 m"), (61, "1 m 1 s"), (3600, "1 h"), (90_061, "1 d 1 h")],
+)
+def test_spans_have_two_units(seconds: float, text: str) -> None:
+    assert words.span(seconds) == text
+
+
+@given(st.text())
+def test_names_stay_on_their_line(text: str) -> None:
+    assert words.plain(text).isprintable()
+
+
+def test_columns_align() -> None:
+    assert words.columns([["a", "1"], ["bcd", "22"]], right=frozenset({1})) == ["a     1", "bcd  22"]
+    assert words.columns([]) == []
+
+
+def test_places_are_filled() -> None:
+    assert programs.Template(["x", "{}", "y"])(["1", "2"]) == ["x", "1", "2", "y"]
+    assert programs.Template(["{}", "{}"])(["1", "2"]) == ["1", "2"]
+
+
+def test_events_are_read_as_the_standard_says() -> None:
+    lines = [
+        b": from now on\n", b"\n", b"event: ready\r\n", b'data: {"source": "s",\r\n', b'data: "key": "k"}\r\n', b"\r\n",
+        b": alive\n", b"\n", b'data:{"x": 1}\n', b"\n", b"event: ready\n", b'data: {"cut": true}\n',
+    ]  # fmt: skip
+    assert list(parsed(lines)) == [{"event": "ready", "source": "s", "key": "k"}, {"event": "message", "x": 1}]
