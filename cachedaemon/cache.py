@@ -232,7 +232,7 @@ class Cache:
                 self.grace.end(task.result().pop())
 
     def _expired(self, flight: Flight) -> CacheDaemonError:
-        full = self.room.full if self.turns.waits(flight) else self.room.blocks(flight)
+        full = self.room.blocks(flight)
         if full is not None:
             return cache_full(flight, full, len(self.ledger))
         cause = f"; last cause: {flight.cause}" if flight.cause else ""

@@ -44,10 +44,6 @@ class Turns:
         self._total, self._per_source = total, dict(per_source)
         self._next()
 
-    def waits(self, flight: Flight) -> bool:
-        """Whether a flight waits for its place."""
-        return any(waiting is flight for waiting, _ in self._waiting)
-
     def demand_waits(self) -> bool:
         """Whether any demand waits for a place."""
         return any(flight.demand for flight, _ in self._waiting)

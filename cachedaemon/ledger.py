@@ -145,7 +145,7 @@ class Ledger:
         self.caps = caps
         self.flights: dict[Ref, Flight] = {}
         self.per_source: dict[str, list[int]] = {}
-        """Shards and bytes of each source that are published."""
+        """Shards and bytes of each source that are published; what is to go counts until it has gone."""
         self._ready: dict[Ref, Entry] = {}
         self._recency: Recency[Entry] = Recency()
         self._busy: set[Entry] = set()
@@ -162,8 +162,8 @@ class Ledger:
     # ---- what is here
 
     def __len__(self) -> int:
-        """Published and suspect shards."""
-        return len(self._ready)
+        """Published and suspect shards; one that is to go counts until it has gone."""
+        return len(self._ready) + len(self._leaving)
 
     @property
     def bytes(self) -> int:
@@ -208,27 +208,25 @@ class Ledger:
         """A shard is published (or was found at start)."""
         self._index(entry)
         self._recency.add(entry)
+        self._count(entry, 1)
 
     def _index(self, entry: Entry) -> None:
         assert entry.ref not in self._ready
         self._ready[entry.ref] = entry
+        self._bytes += entry.blocks
         self._sorted = None
-        self._count(entry, 1)
 
-    def remove(self, entry: Entry) -> None:
-        """A shard is gone from the disk, by somebody else's hand."""
-        if self._ready.get(entry.ref) is entry:
-            del self._ready[entry.ref]
-            self._recency.discard(entry)
-            self._busy.discard(entry)
-            self._sorted = None
-            self._count(entry, -1)
+    def _unindex(self, entry: Entry) -> None:
+        del self._ready[entry.ref]
+        self._bytes -= entry.blocks
+        self._sorted = None
+        self._recency.discard(entry)
+        self._busy.discard(entry)
 
     def _count(self, entry: Entry, sign: int) -> None:
         totals = self.per_source.setdefault(entry.ref.source, [0, 0])
         totals[0] += sign
         totals[1] += sign * entry.blocks
-        self._bytes += sign * entry.blocks
 
     def touch(self, entry: Entry, used: float) -> None:
         """A shard was used at that time."""
@@ -415,7 +413,7 @@ class Ledger:
             self._leave(entry)
 
     def _leave(self, entry: Entry) -> None:
-        self.remove(entry)
+        self._unindex(entry)
         self._leaving.add(entry)
         self._leaving_bytes += entry.blocks
 
@@ -439,12 +437,13 @@ class Ledger:
 
     def trashed(self, entry: Entry) -> None:
         """A shard was renamed to trash: it counts as a shard no more, its bytes until `deleted`."""
-        self._left(entry)
+        self.vanished(entry)
         self.leftover(Need(entry.blocks, entry.inodes))
 
     def vanished(self, entry: Entry) -> None:
         """A shard that was to go was not there."""
-        self._left(entry)
+        if self._left(entry):
+            self._count(entry, -1)
 
     def leftover(self, room: Need) -> None:
         """Something is in trash, of which the index does not know (any more)."""
@@ -472,9 +471,9 @@ class Ledger:
         """The cache directory was removed: nothing is here any more."""
         gone = list(self._ready.values())
         for entry in gone:
-            self.remove(entry)
-        self._leaving.clear()
-        self._leaving_bytes = 0
+            self._leave(entry)
+        for entry in list(self._leaving):
+            self.vanished(entry)
         self._trash = self._stuck = Need(0, 0)
         return gone
 

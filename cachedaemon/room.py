@@ -19,6 +19,8 @@ from cachedaemon.model import Disk, Need
 
 LOOK_AGAIN = 0.1
 """Seconds between two looks at leased shards."""
+LATELY = 1.0
+"""Seconds for which the last verdict of the queue explains why somebody gave up."""
 AT_ONCE = 64
 """Shards that leave the index at once after a cap was lowered: what has left it cannot be answered until it has gone."""
 
@@ -65,6 +67,7 @@ class Room:
         self._claims: list[Claim] = []
         self._wake = asyncio.Event()
         self._full: NotNow | None = None
+        self._last: tuple[float, NotNow | None] = (0.0, None)
         self._over = False
         self._look_at = 0.0
         """When leased shards are tried again, in seconds of the loop's clock."""
@@ -74,9 +77,12 @@ class Room:
         self._wake.set()
 
     def blocks(self, flight: Flight) -> NotNow | None:
-        """Why a flight waits, if it waits for room and everything is leased or in transfer."""
+        """Why a flight got no room, if everything was leased or in transfer: it waits for some, or has yet to ask."""
         waits = flight.wanted is not None or any(claim.flight is flight for claim in self._claims)
-        return self._full if waits else None
+        if not waits and (flight.slot or flight.cause is not None):
+            return None
+        at, full = self._last
+        return full if asyncio.get_running_loop().time() - at < LATELY else None
 
     @property
     def full(self) -> NotNow | None:
@@ -143,6 +149,7 @@ class Room:
         for claim in sorted(self._claims, key=lambda c: c.rank):
             match await self._serve(claim):
                 case NotNow() as full:
+                    self._last = asyncio.get_running_loop().time(), full
                     self._make_way(claim)
                     return full
                 case Evict():
@@ -162,6 +169,7 @@ class Room:
             verdict = self._ledger.reserve(claim.flight, claim.need, disk, rivals=self._has_rivals(claim))
             match verdict:
                 case Granted():
+                    self._last = 0.0, None
                     claim.granted.set_result(None)
                 case Evict(victims) if victims:
                     await self._move(victims, "room")

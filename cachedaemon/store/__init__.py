@@ -131,17 +131,20 @@ class Store:
     async def staging(self, source: str) -> AsyncIterator[Staged]:
         """A new file in staging; whatever is left of it at the end is removed."""
         number = self._directory.numbers.next()
-        with self._mapped("staging"):
-            staged = await to_end(self._writers, Staged, self.layout.staging(number), number)
+        folder, table = self.layout.staging(number), self.layout.new_table(source, number)
+        staged = None
         try:
+            with self._mapped("staging"):
+                staged = await to_end(self._writers, Staged, folder, number)
             yield staged
         finally:
-            await committed(self._reapers, self._drop, staged, self.layout.new_table(source, number))
+            await committed(self._writers, self._drop, staged, folder, table)
 
-    def _drop(self, staged: Staged, table: str) -> None:
-        for path in (staged.folder, table):
+    def _drop(self, staged: Staged | None, *paths: str) -> None:
+        for path in paths:
             with contextlib.suppress(OSError):  # a failing disk: the next start clears it
-                staged.close()
+                if staged is not None:
+                    staged.close()
                 removal.delete(path)
 
     async def seal_table(self, source: str, staged: Staged) -> None:

@@ -77,8 +77,11 @@ def test_trash_gives_its_shard_at_the_rename_and_its_bytes_after_the_deletion() 
     flight = ask(ledger, "new")
     verdict = ledger.reserve(flight, Need(MB), ROOMY)
     assert isinstance(verdict, Evict)
+    assert len(ledger) == 2
+    assert ledger.per_source == {"s": [2, 2 * MB]}
     ledger.trashed(verdict.victims[0])
     assert len(ledger) == 1
+    assert ledger.per_source == {"s": [1, MB]}
     assert ledger.bytes == 2 * MB
     assert ledger.reserve(flight, Need(MB), ROOMY) == Evict(())
     ledger.deleted(Need(MB, 3))
