@@ -12,13 +12,13 @@ from typing import Self
 from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, NoSpace, OriginUnavailable
 from cachedaemon.ledger import Flight
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Need, blocks
+from cachedaemon.model import BLOCK, Need, blocks
 from cachedaemon.origins import Stream
 from cachedaemon.store import Staged, Store
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
-LONGEST_HOLD = 30.0
+LONGEST_HOLD = 5.0
 """Seconds that a source's other transfers wait because the origin asked one of them to."""
 INODES = 3
 """A shard, its meta file and its member table."""
@@ -221,4 +221,5 @@ class Landing:
     def _more(self, least: int) -> int:
         step = min(STEP_MOST, max(STEP_LEAST, self._staged.size // 4))
         target = least + step
-        return max(least, min(target, self._most)) if self._most else target
+        most = self._most // BLOCK * BLOCK - BLOCK  # so much fits, rounded up to blocks and with an extent tree
+        return max(least, min(target, most)) if self._most else target

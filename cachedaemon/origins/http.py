@@ -267,23 +267,22 @@ class HttpStream:
 
     async def _batches(self) -> AsyncIterator[list[Piece]]:
         """What has come, gathered to about a MiB."""
-        content, total = self._response.content, 0
+        content = self._response.content
         batch: list[Piece] = []
         size = 0
         try:
             while chunk := await content.readany():
                 batch.append(chunk)
                 size += len(chunk)
-                total += len(chunk)
                 if size >= PIECE:
                     yield batch
                     batch, size = [], 0
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
-            raise self._cut(cause, total) from cause
+            raise self._cut(cause, content.total_bytes) from cause
         if batch:
             yield batch
-        if self._length is not None and total != self._length:
-            raise Cut(f"{self._ref}: got {total} of {self._length} bytes")
+        if self._length is not None and content.total_bytes != self._length:
+            raise Cut(f"{self._ref}: got {content.total_bytes} of {self._length} bytes")
 
     def _cut(self, cause: Exception, total: int) -> Cut:
         expected = "an unknown number of" if self._length is None else self._length
