@@ -152,6 +152,10 @@ class Daemon:
         for runner in runners:
             for site in list(runner.sites):
                 await site.stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self.prefetch.close()
         await self.cache.drain()
         for runner in runners:
@@ -174,6 +178,8 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._spawn_reload)
 
     def _spawn_reload(self) -> None:
+        if self._stop.is_set():
+            return
         task = asyncio.create_task(self._take_new_settings(), name="reload")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
