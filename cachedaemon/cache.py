@@ -174,7 +174,9 @@ class Cache:
         _, ref = self.sources.shard(source, key)
         while True:
             await self._settled(ref)
-            if self._is_here(ref):
+            entry = self.ledger.get(ref)
+            if entry is not None and not entry.suspect:
+                self.ledger.announce(entry, time.monotonic())
                 return True
             flight, task, _ = self._join(ref, job=job)
             try:

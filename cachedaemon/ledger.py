@@ -233,6 +233,10 @@ class Ledger:
         entry.used = max(entry.used, used)
         entry.unread_of = None
 
+    def announce(self, entry: Entry, at: float) -> None:
+        """Somebody will want a shard soon: it counts as just used, as if it had been fetched for that."""
+        entry.used = max(entry.used, at)
+
     # ---- flights
 
     def join(self, ref: Ref, *, job: str | None = None) -> tuple[Flight, bool]:
@@ -274,10 +278,10 @@ class Ledger:
         """Reserve room for a flight: `need` in all, on top of nothing or of what it has. `rivals`: another source waits."""
         if refused := self._never(need, disk):
             return refused
+        if rivals and self._over_half(flight, need):
+            return Yield()
         short = self._short(flight, need, disk)
         if not short.any():
-            if rivals and self._over_half(flight, need):
-                return Yield()
             flight.room, flight.slot = need, True
             return Granted()
         return self._make_room(flight, short, disk)

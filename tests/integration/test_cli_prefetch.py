@@ -15,6 +15,7 @@ import pytest
 from tests.fakes import readers
 from tests.fakes.daemon import COMMAND, Daemon
 from tests.fakes.origin import Origin
+from tests.fakes.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,3 +178,12 @@ def test_ctrl_c_ends_watch_quietly(daemon: Daemon) -> None:
         out, err = child.communicate(timeout=20)
     assert json.loads(out.splitlines()[0])["event"] == "ready"
     assert (child.returncode, err) == (130, "")
+
+
+def test_a_prefetch_displaces_nothing_that_it_names(daemon: Daemon) -> None:
+    """What is here already counts as just used; the shard that was not used for the longest time among the others goes."""
+    assert daemon.cli("prefetch", "s", "--template", "img-{00..07}.bin", "--wait").status == 0
+    for number in range(8):
+        daemon.path("s", f"img-{number:02d}.bin")
+    until(lambda: daemon.cli("prefetch", "s", "img-08.bin", "img-00.bin", "--wait").status == 0, 20, "the grace's end")
+    assert _here(daemon) == {f"img-{number:02d}.bin" for number in (0, *range(2, 9))}
