@@ -38,7 +38,7 @@ IDLE = 16
 """Connections that are kept for later calls."""
 
 
-class ShardCache(Local):
+class ShardCache(Local["Plan"]):
     """One source of the node's daemon. `wait` in seconds, as for the blocking client."""
 
     def __init__(
@@ -154,15 +154,14 @@ class ShardCache(Local):
 
     async def _renew_plans(self, wait: float) -> None:
         self._plans_lapsed = False
-        for plan in list(self._plans.values()):
+        for plan in self._running:
             await plan.renew(wait)
 
     async def _mend_plans(self, shard: Shard) -> None:
         """Make plans again for another daemon, on the way of a shard that is leased already."""
         try:
-            await self._renew_plans(min(self.wait, RENEWAL))
-        except DaemonUnavailable:  # it has gone again: a hit does not wait for it
-            self.plan_failed()
+            with self.mending():
+                await self._renew_plans(min(self.wait, RENEWAL))
         except BaseException:
             shard.close()
             raise
@@ -239,7 +238,7 @@ class ShardCache(Local):
     async def close(self) -> None:
         """End the plans, tell the last uses, close the connections; leases that are open stay open."""
         heard = True
-        for plan in list(self._plans.values()):
+        for plan in self._running:
             heard = await plan.end(tell=heard)
         await asyncio.to_thread(self._reporter.close)
         if self._partings:
@@ -336,7 +335,7 @@ class Plan(Order):
 
     async def end(self, *, tell: bool) -> bool:
         """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
-        if self._inert or not self._cache.forget(self.id):
+        if self._inert or not self._cache.forget(self):
             return tell
         self._let_go()
         try:
@@ -348,7 +347,7 @@ class Plan(Order):
 
     async def _start(self) -> Self:
         await self.renew()
-        self._cache._plans[self.id] = self  # noqa: SLF001 - one module
+        self._cache.start(self)
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client import process
 from cachedaemon_client.connection import Connection, call
-from cachedaemon_client.errors import CacheError, DaemonUnavailable
+from cachedaemon_client.errors import CacheError
 from cachedaemon_client.job import Job
 from cachedaemon_client.local import Local
 from cachedaemon_client.plan import Plan
@@ -27,7 +27,7 @@ RENEWAL = 10.0
 """Seconds that an `open` spends at the most on making plans again for another daemon."""
 
 
-class ShardCache(Local):
+class ShardCache(Local[Plan]):
     """One source of the node's daemon. Cheap to make; safe to share between threads, to fork with and to pickle.
 
     `wait` is how many seconds a shard, or a daemon that restarts, is waited for.
@@ -57,8 +57,7 @@ class ShardCache(Local):
         if key not in self._paths and self.path_of(key) is not None:
             return self.open(key)
         shard = self.acquire(key)
-        if self._plans:
-            self.moved(key)
+        self.moved(key)
         return shard
 
     def acquire(self, key: str) -> Shard:
@@ -94,7 +93,7 @@ class ShardCache(Local):
         """Announce the order in which this process will open shards; `holds` of them at once. In force at once."""
         plan = Plan(self, list(keys), holds)
         plan.renew()
-        self._plans[plan.id] = plan
+        self.start(plan)
         return plan
 
     def as_ready(self, keys: Iterable[str]) -> Iterator[Shard]:
@@ -120,18 +119,16 @@ class ShardCache(Local):
         self.adopt(self.call("GET", "/v1/hello"), link.generation)
         self._renew_plans(self.wait)
 
-    def moved(self, key: str) -> None:
-        """A shard was opened: the plans move on, and are made again when the daemon is another one."""
-        super().moved(key)
+    def _report(self) -> None:
+        """Tell of the uses; when the daemon turns out to be another one, make the plans again."""
+        super()._report()
         if self._plans_lapsed:
-            try:
+            with self.mending():
                 self._renew_plans(min(self.wait, RENEWAL))
-            except DaemonUnavailable:  # it has gone again: a hit does not wait for it
-                self.plan_failed()
 
     def _renew_plans(self, wait: float) -> None:
         self._plans_lapsed = False
-        for plan in list(self._plans.values()):
+        for plan in self._running:
             plan.renew(wait)
 
     def _link(self) -> Connection:
@@ -156,7 +153,7 @@ class ShardCache(Local):
     def close(self) -> None:
         """Tell the daemon the last uses and close the connections; leases that are open stay open."""
         heard = True
-        for plan in list(self._plans.values()):
+        for plan in self._running:
             heard = plan.end(tell=heard)  # a silent daemon is waited for once
         self._reporter.close()
         link: Connection | None = getattr(self._links, "link", None)

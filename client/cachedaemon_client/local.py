@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from cachedaemon_client import places, process, view
-from cachedaemon_client.errors import BadRequest, CacheError, LocksNotShared, Refused, SourceUnknown
+from cachedaemon_client.errors import BadRequest, CacheError, DaemonUnavailable, LocksNotShared, Refused, SourceUnknown
 from cachedaemon_client.folder import WHOLE, OpenFolder
 from cachedaemon_client.lease import Busy, Gone, give_back, take
 from cachedaemon_client.names import is_source
+from cachedaemon_client.plan import Order
 from cachedaemon_client.reporter import Reporter
 from cachedaemon_client.shard import Shard
 from cachedaemon_client.view import View
@@ -21,7 +24,10 @@ LONGEST_WAIT = 7 * 86400.0
 """Seconds: what the daemon allows."""
 
 
-class Local:
+P = TypeVar("P", bound=Order)
+
+
+class Local(Generic[P]):
     """One source of the node's daemon, as far as it can be used without asking. Pickled by its settings."""
 
     def __init__(
@@ -53,7 +59,7 @@ class Local:
         self._view: View | None = None
         self._generation: str | None = None
         self._heard: str | None = None
-        self._plans: dict[str, Any] = {}
+        self._running: tuple[P, ...] = ()
         self._uses = self._reporter.uses
         self._due = self._reporter.due
         self._shards = WHOLE
@@ -73,12 +79,13 @@ class Local:
             raise self._unusable(key, cause) from None
         else:
             shard = Shard(self, key, path, descriptor, opened, True)
+            for plan in self._running:
+                if plan.ahead == key:
+                    plan.advance()
             now = monotonic()
             self._uses.append((key, now))
             if now >= self._due[0] or len(self._uses) >= self._due[1]:
                 self._report()
-            if self._plans:
-                self.moved(key)
             return shard
         return self._missed(key)
 
@@ -187,7 +194,7 @@ class Local:
         heard = self._reporter.generation
         if heard is not None and heard != self._heard:
             self._heard = heard
-            self._plans_lapsed = bool(self._plans)
+            self._plans_lapsed = bool(self._running)
             if self._view is not None:  # the daemon's word on the disk: a hit waits for no answer
                 self._see(view.from_folder(self._view.folder, self._view))
 
@@ -195,29 +202,40 @@ class Local:
 
     def moved(self, key: str) -> None:
         """A shard was opened: the plans whose next key it is move on."""
-        for plan in list(self._plans.values()):
-            plan.opened(key)
+        for plan in self._running:
+            if plan.ahead == key:
+                plan.advance()
 
-    def place(self, plan: str, position: int) -> None:
-        """A plan's next key is at `position`: told soon, at most 20 times a second."""
-        self._reporter.place(plan, position)
-        if monotonic() >= self._due[0]:
-            self._report()
+    def start(self, plan: P) -> None:
+        """The plan is in force: opening its next key moves its place."""
+        self._running = (*(one for one in self._running if one is not plan), plan)
+        self._reporter.follow(plan)
 
-    def forget(self, plan: str) -> bool:
+    def forget(self, plan: P) -> bool:
         """The plan has ended; False when it had before."""
         self._reporter.forget(plan)
-        return self._plans.pop(plan, None) is not None
+        before = self._running
+        self._running = tuple(one for one in before if one is not plan)
+        return len(self._running) < len(before)
 
-    def plan_failed(self) -> None:
-        """A plan could not be made again: the next answer of the daemon's is news, whatever it says."""
-        self._heard = self._reporter.generation = None
+    @contextlib.contextmanager
+    def mending(self) -> Iterator[None]:
+        """Plans are made again on the way of a hit, which does not fail with them.
+
+        A daemon that has gone again is told when it answers next; one that refuses says why to the next `acquire`.
+        """
+        try:
+            yield
+        except DaemonUnavailable:
+            self._heard = self._reporter.generation = None
+        except CacheError:
+            return
 
     # ---- life
 
     def forked(self) -> None:
         """In a forked child: plans, connections and what was read of the daemon are made anew."""
-        for plan in self._plans.values():
+        for plan in self._running:
             plan.forked()
         self._begin()
 
@@ -232,10 +250,10 @@ class Local:
 
 
 def _made(
-    kind: type[Local],
+    kind: type[Local[Any]],
     source: str,
     socket: str | os.PathLike[str] | None,
     cache_dir: str | os.PathLike[str] | None,
     wait: float,
-) -> Local:
+) -> Local[Any]:
     return kind(source, socket=socket, cache_dir=cache_dir, wait=wait)

@@ -28,7 +28,7 @@ class Order:
     daemon, and is made again when the daemon's generation changes. In a forked child it is inert: nobody is told.
     """
 
-    def __init__(self, cache: Local, keys: list[str], holds: int) -> None:
+    def __init__(self, cache: Local[Any], keys: list[str], holds: int) -> None:
         if holds < 1:
             raise BadRequest(f"a plan holds at least 1 shard, not {holds}", code="bad_request", source=cache.source)
         self._local = cache
@@ -40,6 +40,17 @@ class Order:
         self.holds = holds
         self.position = 0
         """Index of the next key to open."""
+        self.ahead: str | None = None
+        """The next key itself; None at the end."""
+        self._move_to(0)
+
+    def _move_to(self, position: int) -> None:
+        self.position = position
+        self.ahead = self.keys[position] if position < len(self.keys) else None
+
+    def advance(self) -> None:
+        """The plan's next key was opened; the next report tells."""
+        self._move_to(self.position + 1)
 
     @property
     def _target(self) -> str:
@@ -63,17 +74,11 @@ class Order:
         if descriptor >= 0 and not self._inert:
             give_back(descriptor)
 
-    def opened(self, key: str) -> None:
-        """A shard was opened; when it is the plan's next, its place moves."""
-        if self.position < len(self.keys) and self.keys[self.position] == key and not self._inert:
-            self.position += 1
-            self._local.place(self.id, self.position)
-
     def _yielded(self, shard: Shard, position: int) -> Shard:
         """What was opened for this place. A plan that has ended, or is another process's, moves on untold."""
         self._out.append(shard)
         if self.position == position:
-            self.position += 1
+            self.advance()
         return shard
 
     def _make_room(self) -> None:
@@ -122,7 +127,7 @@ class Plan(Order):
 
     def end(self, *, tell: bool) -> bool:
         """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
-        if self._inert or not self._cache.forget(self.id):
+        if self._inert or not self._cache.forget(self):
             return tell
         self._let_go()
         return tell and self._cache.tell("DELETE", self._target)

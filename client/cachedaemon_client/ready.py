@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client.connection import Pause
 from cachedaemon_client.job import Counts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Arrivals:
     """Which of the keys that are left have become local, looked for when a job got on. Shared by both clients."""
 
-    def __init__(self, cache: Local, keys: Iterable[str]) -> None:
+    def __init__(self, cache: Local[Any], keys: Iterable[str]) -> None:
         self._cache = cache
         self._seen: tuple[str, int] | None = None
         self.left = dict.fromkeys(keys)

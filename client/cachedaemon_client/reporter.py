@@ -7,10 +7,13 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client import process
 from cachedaemon_client.wire import GENERATION, Answer, request
+
+if TYPE_CHECKING:
+    from cachedaemon_client.plan import Order
 
 BATCH = 256
 """Uses that are told at once, and that are kept for a silent daemon."""
@@ -50,9 +53,9 @@ class Reporter:
         self.due[:] = time.monotonic() + DELAY, BATCH
         self.generation: str | None = None
         """What the last answer said."""
-        self._places: dict[str, int] = {}
+        self._plans: dict[Order, int] = {}
         self._sent: list[tuple[str, float]] = []
-        self._sent_place: tuple[str, int] | None = None
+        self._sent_place: tuple[Order, int] | None = None
         self._unsent = memoryview(b"")
         self._told = 0.0
         self._again = 0.0
@@ -60,14 +63,23 @@ class Reporter:
         self._link: socket.socket | None = None
         self._answer: Answer | None = None
 
-    def place(self, plan: str, position: int) -> None:
-        """A plan's next key is at `position`: worth a report, 20 times a second at the most."""
-        self._places[plan] = position
-        self.due[0] = min(self.due[0], max(self._again, self._told + PLACES))
+    def follow(self, plan: Order) -> None:
+        """A plan is in force: from now on its place is told whenever it has moved."""
+        self._plans[plan] = plan.position
+        self._look_soon()
 
-    def forget(self, plan: str) -> None:
+    def forget(self, plan: Order) -> None:
         """The plan has ended."""
-        self._places.pop(plan, None)
+        self._plans.pop(plan, None)
+
+    def _look_soon(self) -> None:
+        """Under plans a report is due 20 times a second; one that has nothing to say is none."""
+        now = time.monotonic()
+        self.due[:] = now + (PLACES if self._plans else DELAY), BATCH
+
+    def _moved(self) -> Order | None:
+        """A plan whose place the daemon does not know yet."""
+        return next((plan for plan, told in list(self._plans.items()) if plan.position != told), None)
 
     def flush(self) -> None:
         """Send what has gathered, unless the daemon still owes an answer."""
@@ -83,11 +95,10 @@ class Reporter:
     def _exchange(self, now: float) -> None:
         if not self._settled():
             self._wait_for_answer(now)
-        elif self.uses or self._places:
-            self.due[:] = now + DELAY, BATCH
-            self._send(now)
         else:
-            self.due[:] = now + DELAY, BATCH
+            self._look_soon()
+            if self.uses or self._moved() is not None:
+                self._send(now)
 
     def _wait_for_answer(self, now: float) -> None:
         """A daemon that is busy answers a little later; one that is silent is left alone, and only the last uses kept."""
@@ -125,8 +136,8 @@ class Reporter:
     def _lost(self) -> None:
         """The connection has gone, and with it a report that nobody answered."""
         self.uses.extendleft(reversed(self._sent[-BATCH:]))
-        if self._sent_place is not None:
-            self._places.setdefault(*self._sent_place)
+        if self._sent_place is not None and self._sent_place[0] in self._plans:
+            self._plans[self._sent_place[0]] = self._sent_place[1]
         self._drop()
 
     def _drop(self) -> None:
@@ -139,9 +150,10 @@ class Reporter:
         """One report: the oldest uses, and one plan's place; the others go with the next."""
         used = self._sent = [self.uses.popleft() for _ in range(min(REPORT, len(self.uses)))]
         body: dict[str, Any] = {"source": self._source, "used": [(key, round(now - at, 3)) for key, at in used]}
-        if (plan := next(iter(self._places), None)) is not None:
-            self._sent_place = plan, self._places.pop(plan)
-            body |= {"plan": plan, "position": self._sent_place[1]}
+        if (plan := self._moved()) is not None:
+            self._sent_place = plan, self._plans[plan]
+            self._plans[plan] = plan.position
+            body |= {"plan": plan.id, "position": self._plans[plan]}
         self._unsent = memoryview(request("POST", "/v1/touch", body))
         self._told, self._answer = now, Answer()
         try:
@@ -151,7 +163,7 @@ class Reporter:
         settled = self._settled()
         if self._link is None:
             self._look_again(now + DELAY)
-        elif not settled and (self.uses or self._places):
+        elif not settled and (self.uses or self._moved() is not None):
             self._look_again(now + SOON)  # there is more to tell, as soon as this is answered
 
     def _open(self) -> None:
@@ -179,7 +191,7 @@ class Reporter:
                 self._link.settimeout(deadline - now)
             if not self._settled():
                 return
-            if not self.uses and not self._places:
+            if not self.uses and self._moved() is None:
                 return
             self._send(now)
             losses += self._link is None

@@ -9,7 +9,7 @@ import stat
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cachedaemon_client import process
 from cachedaemon_client.lease import give_back
@@ -34,7 +34,7 @@ class Shard:
 
     def __init__(  # noqa: PLR0913, PLR0917 - made in one place, for every hit
         self,
-        cache: Local,
+        cache: Local[Any],
         key: str,
         place: str,
         descriptor: int,
