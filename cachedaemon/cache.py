@@ -176,7 +176,7 @@ class Cache:
             await self._settled(ref)
             entry = self.ledger.get(ref)
             if entry is not None and not entry.suspect:
-                self.ledger.announce(entry, time.monotonic())
+                self.ledger.announce(entry, time.monotonic(), job)
                 return True
             flight, task, _ = self._join(ref, job=job)
             try:

@@ -233,9 +233,10 @@ class Ledger:
         entry.used = max(entry.used, used)
         entry.unread_of = None
 
-    def announce(self, entry: Entry, at: float) -> None:
-        """Somebody will want a shard soon: it counts as just used, as if it had been fetched for that."""
+    def announce(self, entry: Entry, at: float, job: str) -> None:
+        """Somebody will want a shard soon: it counts as just used and unread, as if the job had brought it now."""
         entry.used = max(entry.used, at)
+        entry.unread_of = job
 
     # ---- flights
 
