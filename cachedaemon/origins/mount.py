@@ -19,7 +19,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """Without O_NONBLOCK the open of a FIFO would never return."""
 _AT_ONCE = 256 << 10
 """Bytes of one call: a mount that is slow and not dead must return from it before the stall limit."""
-_STEP = 1.0
+_STEP = 0.25
 """Seconds after which a step says what it has got so far, so that slow is not taken for dead."""
 
 
@@ -149,7 +149,7 @@ class File:
             self.seen = os.fstat(self._descriptor)
 
     def read(self, buffer: memoryview) -> int:
-        """Fill a buffer as far as the file goes, or as far as a second goes on a slow mount; 0 at the end."""
+        """Fill a buffer as far as the file goes, or as far as a moment goes on a slow mount; 0 at the end."""
         got, until = 0, time.monotonic() + _STEP
         with self._used():
             while got < len(buffer) and (count := os.readv(self._descriptor, [buffer[got : got + _AT_ONCE]])):
