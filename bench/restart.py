@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from side_by_side import Daemon, folder, main, middle, rss, table, until, verdict
+from side_by_side import Daemon, NotMeasured, folder, main, middle, rss, table, verdict
 
 from cachedaemon.model import Meta
 from cachedaemon.store import disk
@@ -115,7 +115,8 @@ def run() -> None:
         for _ in range(chosen.rounds):
             for count, daemon in daemons.items():
                 seconds[count].append(begin(daemon))
-                until(lambda daemon=daemon: daemon.status()["cache"]["shards"] is not None, 60)
+                if (here := daemon.status()["cache"]["shards"]) != count:
+                    raise NotMeasured(f"{here} of {count} shards are there after a restart")
                 memory[count].append(rss(daemon.pid))
                 daemon.stop()
         for count in chosen.shards:
