@@ -151,9 +151,9 @@ class Reporter:
         used = self._sent = [self.uses.popleft() for _ in range(min(REPORT, len(self.uses)))]
         body: dict[str, Any] = {"source": self._source, "used": [(key, round(now - at, 3)) for key, at in used]}
         if (plan := self._moved()) is not None:
-            self._sent_place = plan, self._plans[plan]
-            self._plans[plan] = plan.position
-            body |= {"plan": plan.id, "position": self._plans[plan]}
+            self._sent_place = plan, self._plans.pop(plan)
+            place = self._plans[plan] = plan.position  # the last now: the others have their turn first
+            body |= {"plan": plan.id, "position": place}
         self._unsent = memoryview(request("POST", "/v1/touch", body))
         self._told, self._answer = now, Answer()
         try:
