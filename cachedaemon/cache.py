@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cachedaemon.archives import Kind, kind_of
 from cachedaemon.archives import tree as archive_tree
 from cachedaemon.archives.workers import Workers
-from cachedaemon.errors import CacheDaemonError, Leased, Locked, NotFound, Stopping, WaitExpired
+from cachedaemon.errors import BadArchive, CacheDaemonError, Leased, Locked, NotFound, Stopping, WaitExpired
 from cachedaemon.events import Events
 from cachedaemon.fetch import INODES, Impatient, Landing, Stops, Turns, tries
 from cachedaemon.grace import Grace, Promise
@@ -305,7 +305,7 @@ class Cache:
         mode = source.settings.archives
         if kind is None or mode == "opaque" or (mode == "index" and kind not in ("zip", "tar")):
             return Arrived(await self._store.seal(staged), staged.size, staged.digest)
-        with self._metrics.unpack.labels(flight.ref.source).time():
+        with self._metrics.unpack.labels(flight.ref.source).time(), _naming(flight.ref):
             if mode == "unpack":
                 return await self._unpack(flight, kind, staged)
             sealed = await self._store.seal(staged)
@@ -450,6 +450,15 @@ class Cache:
             task.cancel()
         while pending := [*self._tasks.values(), *self._background]:
             await asyncio.wait(pending)
+
+
+@contextlib.contextmanager
+def _naming(ref: Ref) -> Iterator[None]:
+    """Who checks an archive knows its file in staging only: the asker is told which shard it is."""
+    try:
+        yield
+    except BadArchive as cause:
+        raise BadArchive(f"{ref}: {cause}", reason=cause.reason, member=cause.member) from cause
 
 
 def _meta(ref: Ref, arrived: Arrived, validators: Validators) -> Meta:
