@@ -1,0 +1,210 @@
+"""Cancellation, stopping and eviction at any moment of a walk: nothing is lost, nothing is left, the next one works.
+
+The real cache with its store, a mounted source, archive workers and background work, without the API around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cachedaemon.cache import Answer, Cache
+from cachedaemon.config import load
+from cachedaemon.daemon import Daemon
+from cachedaemon.errors import CacheFull, Leased, NotFound, Stopping
+from tests.fakes import content, disk
+from tests.fakes.packing import image_like, zip_bytes
+
+SIZE = 300_000
+NAMES = [*(f"{n}.bin" for n in range(3)), "a.zip", "b.zip"]
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, archives: str, shards: int = 3) -> AsyncIterator[Daemon]:
+    """A daemon without its sockets."""
+    source = folder / "source"
+    source.mkdir()
+    for name in NAMES:
+        if name.endswith(".zip"):
+            (source / name).write_bytes(zip_bytes(image_like(5)))
+        else:
+            content.write(source / name, name, SIZE)
+    flags = {
+        "cache.dir": str(folder / "cache"),
+        "cache.max_shards": shards,
+        "cache.grace": "50ms",
+        "cache.min_free": "1MB",
+        "server.socket": str(folder / "d.sock"),
+        "sources.s.url": f"file://{source}/",
+        "sources.s.settle": "0s",
+        "sources.s.archives": archives,
+    }
+    settings = await asyncio.to_thread(load, None, {"HOME": str(folder)}, flags, standard=folder / "none")
+    daemon = Daemon(settings, lambda: settings)
+    await daemon._open_cache()
+    background = asyncio.create_task(daemon.upkeep.run())
+    try:
+        yield daemon
+    finally:
+        await daemon.cache.drain()
+        background.cancel()
+        await asyncio.wait([background], timeout=20)
+        assert background.done()
+        await daemon.workers.close()
+        for one in daemon.sources.all():
+            await one.origin.close()
+        await asyncio.to_thread(daemon.store.close)
+
+
+async def until(state: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(20):
+        while not state():  # noqa: ASYNC110 - the states are many and say nothing of their change
+            await asyncio.sleep(0.005)
+    assert state(), what
+
+
+async def settle(cache: Cache, folder: Path) -> None:
+    """Nothing is under way any more; then the index, the disk and the promises agree that nothing is left."""
+    await until(lambda: not cache.ledger.flights and not cache._tasks, "flights end")
+    await until(lambda: not cache._background and not cache.grace._holds, "promises end")
+    assert cache.ledger.reserved == 0
+    assert cache.room.waiting == 0
+    assert not cache._stops
+    await until(lambda: not disk.leftovers(folder / "cache"), "staging and trash are empty")
+    published = {name.removeprefix("s/") for name in disk.published(folder / "cache")}
+    assert published == {entry.ref.key for entry in cache.ledger.entries()}
+    await until(lambda: cache.ledger.bytes == disk.usage(folder / "cache"), "bytes agree")
+    assert sum(cache.turns._running.values()) == 0
+
+
+async def give_way(chance: random.Random) -> None:
+    """Anything from one step of the loop to the length of a walk."""
+    if chance.random() < 0.5:
+        for _ in range(chance.randrange(30)):
+            await asyncio.sleep(0)
+    else:
+        await asyncio.sleep(chance.random() * 0.02)
+
+
+async def acquire(cache: Cache, name: str, *, damaged: bool = False) -> Answer:
+    """A shard that is there, unless somebody removes files behind the daemon's back; its promise has ended."""
+    answer = await cache.acquire("s", name, 30)
+    assert damaged or await asyncio.to_thread(os.path.exists, answer.path)
+    cache.grace.end(answer.promise)
+    return answer
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("archives", ["index", "unpack"])
+async def test_a_waiter_is_cancelled_at_any_moment(folder: Path, archives: str) -> None:
+    chance = random.Random(1)
+    async with running(folder, archives) as daemon:
+        cache = daemon.cache
+        for round_ in range(150):
+            name = NAMES[round_ % len(NAMES)]
+            tasks = [asyncio.create_task(acquire(cache, name)) for _ in range(chance.choice([1, 1, 2, 3]))]
+            await give_way(chance)
+            tasks[0].cancel()
+            said = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(one, Answer) for one in said[1:]), said
+            assert isinstance(said[0], Answer | asyncio.CancelledError)
+            if chance.random() < 0.7:
+                with contextlib.suppress(NotFound, Leased):
+                    await cache.evict("s", name)
+        await settle(cache, folder)
+        for name in NAMES:
+            await acquire(cache, name)
+
+
+@pytest.mark.asyncio
+async def test_a_try_is_stopped_at_any_moment(folder: Path) -> None:
+    """Its flight gives its room to another and comes back: whoever waits gets the shard all the same."""
+    chance = random.Random(2)
+    async with running(folder, "unpack") as daemon:
+        cache = daemon.cache
+        for round_ in range(150):
+            name = NAMES[round_ % len(NAMES)]
+            task = asyncio.create_task(acquire(cache, name))
+            await give_way(chance)
+            for stop in list(cache._stops.values()):
+                stop()
+            await task
+            with contextlib.suppress(NotFound, Leased):
+                await cache.evict("s", name)
+        await settle(cache, folder)
+
+
+async def ask(cache: Cache, chance: random.Random) -> None:
+    """Come, and perhaps go before the answer."""
+    task = asyncio.create_task(acquire(cache, chance.choice(NAMES), damaged=True))
+    await give_way(chance)
+    if chance.random() < 0.4:
+        task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and (cause := task.exception()) is not None:
+        assert isinstance(cause, CacheFull), cause
+
+
+async def disturb(daemon: Daemon, folder: Path, chance: random.Random) -> None:
+    """Damage, a look for it, a prefetch, other caps, or an eviction by name."""
+    await give_way(chance)
+    cache, name = daemon.cache, chance.choice(NAMES)
+    match chance.randrange(5):
+        case 0:
+            await daemon.upkeep.look()
+        case 1:
+            (folder / "cache/shards/s" / name).unlink(missing_ok=True)
+        case 2:
+            daemon.prefetch.start("s", NAMES)
+        case 3:
+            cache.ledger.caps = replace(cache.ledger.caps, max_shards=chance.choice([1, 2, 3]))
+            cache.room.changed()
+        case _:
+            with contextlib.suppress(NotFound, Leased):
+                await cache.evict("s", name)
+
+
+async def repeat(times: int, step: Callable[[], Awaitable[None]]) -> None:
+    for _ in range(times):
+        await step()
+
+
+@pytest.mark.asyncio
+async def test_everything_at_once(folder: Path) -> None:
+    """Askers that come and go, evictions by name, damage, prefetches and changing caps, with room for two shards."""
+    chance = random.Random(3)
+    async with running(folder, "index", shards=2) as daemon:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(repeat(60, lambda: ask(daemon.cache, chance)))
+            group.create_task(repeat(60, lambda: disturb(daemon, folder, chance)))
+        await until(lambda: all(job.state != "running" for job in daemon.prefetch._jobs.values()), "jobs end")
+        await daemon.upkeep.look()
+        await settle(daemon.cache, folder)
+        for name in NAMES:
+            await acquire(daemon.cache, name)
+
+
+@pytest.mark.asyncio
+async def test_the_end_comes_at_any_moment(folder: Path) -> None:
+    """Waiters hear that the daemon stops, those too whose flight was made in the very last moment."""
+    chance = random.Random(4)
+    for round_ in range(8):
+        place = folder / str(round_)
+        place.mkdir()
+        async with running(place, "index") as daemon:
+            tasks = [asyncio.create_task(acquire(daemon.cache, name)) for name in NAMES[:3]]
+            for _ in range(chance.choice([0, 1, 2, 3, 5, 20, 50])):
+                await asyncio.sleep(0)
+            await daemon.cache.drain()
+            said = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+            assert all(isinstance(one, Answer | Stopping) for one in said), said
+            assert daemon.cache.ledger.reserved == 0
+            assert not daemon.cache.ledger.flights
