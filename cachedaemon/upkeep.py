@@ -34,6 +34,7 @@ def admit(cache: Cache, opened: Opened) -> None:
     for path, room in opened.trash:
         cache.ledger.leftover(room)
         cache.trash.throw(path, room)
+    cache.room.changed()  # a cap may be lower than it was
 
 
 def _entry(found: Found, used: float) -> Entry:

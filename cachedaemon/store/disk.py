@@ -215,6 +215,13 @@ def read_meta(place: str) -> Meta | None:
     return meta if all(isinstance(value, kind) for value, kind in kinds) else None
 
 
+def fits(said: Meta, seen: os.stat_result) -> bool:
+    """Whether what `stat` saw can be the shard of a meta file: a folder where a tree was unpacked, a file of its size."""
+    if said.digest.startswith(DIGEST):
+        return stat.S_ISREG(seen.st_mode) and said.size == seen.st_size
+    return stat.S_ISDIR(seen.st_mode)
+
+
 def evict(place: str, stamp: Stamp, beside: Sequence[str], trash: str) -> None:
     """Move a shard that nobody holds to trash, its meta and table with it. Raises `lease.Busy` or `lease.Gone`."""
     descriptor, seen = lease.take_exclusive(place)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cachedaemon.model import Meta, Ref, Stamp
-from cachedaemon.store.disk import read_meta, stamp_of
+from cachedaemon.store.disk import fits, read_meta, stamp_of
 from cachedaemon.store.layout import FILES, FOLDERS, Layout
-from cachedaemon_client.names import key_of
+from cachedaemon_client.names import key_of, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ def _found(
     key, said = key_of(entry.name), None
     if key is None or not stat.S_ISREG(seen.st_mode):
         said = read_meta(layout.meta(source, entry.name))
-        key = said.key if said else None
-    if key is None:
+        key = said.key if said is not None and (stat.S_ISREG(seen.st_mode) or fits(said, seen)) else None
+    if not key or name_of(key) != entry.name:
         return None
     size, blocks, inodes = _extent(seen, said)
     used = meta.stat(follow_symlinks=False).st_mtime
@@ -145,9 +145,6 @@ def is_intact(path: str, meta: str, stamp: Stamp, *, look_at_meta: bool = False)
         seen = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    if stat.S_ISDIR(seen.st_mode):
-        return (seen.st_dev, seen.st_ino) == stamp[:2]
-    if stamp_of(seen) != stamp:
-        return False
-    said = read_meta(meta) if look_at_meta else None
-    return said is None or said.size == seen.st_size
+    same = (seen.st_dev, seen.st_ino) == stamp[:2] if stat.S_ISDIR(seen.st_mode) else stamp_of(seen) == stamp
+    said = read_meta(meta) if same and look_at_meta else None
+    return same and (said is None or fits(said, seen))
