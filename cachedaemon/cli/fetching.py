@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import typer
 
@@ -134,7 +134,7 @@ def evict(
 
 
 def _query(source: str, key: str) -> str:
-    return f"source={quote(source, safe='')}&key={quote(key, safe='')}"
+    return urlencode({"source": source, "key": key}, errors="surrogateescape")
 
 
 def _is_of_one_shard(cause: CacheError) -> bool:

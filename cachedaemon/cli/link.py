@@ -21,13 +21,13 @@ Socket = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Wait = Annotated[
-    float, typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for a shard, or a restart.")
-]
+Wait = Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for a shard, or a restart.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source.", show_default=False)]
 
 PATIENCE = 600.0
 """Seconds that a shard is waited for."""
+LONGEST = 7 * 86400.0
+"""Seconds that the daemon lets anybody wait."""
 
 
 class Link:
@@ -51,6 +51,8 @@ class Link:
 
 def cache_of(source: str, given: str | None, wait: float = PATIENCE) -> ShardCache:
     """A client of the daemon that is there now; from here on it waits out restarts."""
+    if not 0 <= wait <= LONGEST:
+        raise typer.BadParameter(f"--wait {wait:g}: allowed are 0 to {LONGEST:.0f} seconds")
     link = Link(given)
     link.get("/v1/hello")
     return ShardCache(source, socket=link.path, wait=wait)

@@ -14,6 +14,8 @@ def shards(link: Link, source: str | None, prefix: str = "") -> Iterator[dict[st
     query = {"prefix": prefix} | ({"source": source} if source is not None else {})
     after: str | None = ""
     while after is not None:
-        said = link.get(f"/v1/shards?{urlencode(query | ({'after': after} if after else {}))}")
+        said = link.get(
+            f"/v1/shards?{urlencode(query | ({'after': after} if after else {}), errors='surrogateescape')}"
+        )
         yield from said["shards"]
         after = said["next"]

@@ -146,6 +146,9 @@ def test_a_socket_path_that_is_too_long_is_told(length: int, daemon: Daemon) -> 
         ("get",),
         ("get", "s"),
         ("get", "s", "a", "--wait", "soon"),
+        ("get", "s", "a", "--wait", "-1"),
+        ("get", "s", "a", "--wait", "inf"),
+        ("get", "s", "a", "--wait", "nan"),
         ("evict", "s"),
         ("evict", "s", "a", "--all"),
         ("prefetch", "s"),
@@ -170,6 +173,18 @@ def test_version_and_help(daemon: Daemon) -> None:
     for command in ("get", "exec", "prefetch", "status", "ls", "evict", "watch", "serve", "check-config", "demo"):
         assert command in daemon.cli("--help").out
         assert daemon.cli(command, "--help").status == 0
+
+
+@pytest.mark.parametrize("key", ["", "../up", "a/../b", "caf\udce9", "two\nlines", "x" * 5000])
+@pytest.mark.parametrize("command", ["get", "prefetch", "evict"])
+def test_odd_keys_are_told_in_one_line(command: str, key: str, daemon: Daemon) -> None:
+    """Empty, climbing, not UTF-8, over two lines, very long."""
+    ran = daemon.cli(command, "s", key, *(["--wait"] if command == "prefetch" else []))
+    _failed(ran, 1)
+
+
+def test_a_prefix_that_is_not_utf8_finds_nothing(daemon: Daemon) -> None:
+    assert daemon.cli("ls", "--prefix", "caf\udce9", "--json")[:2] == (0, "[]\n")
 
 
 # ---- status, ls, evict

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -184,6 +184,14 @@ def test_a_long_temporary_folder_is_no_obstacle(folder: Path) -> None:
         _, err = child.communicate(timeout=60)
     assert (child.returncode, err) == (0, "")
     assert list(deep.iterdir()) == []
+
+
+def test_an_ordinary_user_can_play_it(folder: Path, as_user: Any) -> None:
+    program = PROGRAM.format(shape=SMALL, spoil=False, words=["demo"])
+    as_user.own(folder)
+    ran = as_user.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(folder)})
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
