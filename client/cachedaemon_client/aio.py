@@ -67,8 +67,7 @@ class ShardCache(Local["Plan"]):
     async def _open(self, key: str) -> Shard:
         shard: Shard | None = super().open(key)
         if shard is None and key not in self._paths:
-            if self._view is None and self._look() is None:
-                await self._greet()
+            await self.learn()
             if self.path_of(key) is not None:
                 shard = super().open(key)
         if shard is None:
@@ -119,6 +118,7 @@ class ShardCache(Local["Plan"]):
 
     async def as_ready(self, keys: Iterable[str]) -> AsyncIterator[Shard]:
         """Opened shards as they become local; each is closed when the next is asked for."""
+        await self.learn()
         arrivals = Arrivals(self, keys)
         job: Job | None = None
         while arrivals.left:
@@ -144,6 +144,11 @@ class ShardCache(Local["Plan"]):
         return said
 
     # ---- the daemon
+
+    async def learn(self) -> None:
+        """Know where shards lie: by the cache directory, where it was named, or by asking."""
+        if self._view is None and self._look() is None:
+            await self._greet()
 
     async def _greet(self) -> None:
         """Read what the daemon is; make the plans again when it is another one than before."""

@@ -52,8 +52,7 @@ class ShardCache(Local[Plan]):
 
     def _missed(self, key: str) -> Shard:
         """A shard that could not be leased at once. The first time, the daemon has to say where its shards are."""
-        if self._view is None and self._look() is None:
-            self._greet()
+        self.learn()
         if key not in self._paths and self.path_of(key) is not None:
             return self.open(key)
         shard = self.acquire(key)
@@ -106,6 +105,11 @@ class ShardCache(Local[Plan]):
         return said
 
     # ---- the daemon
+
+    def learn(self) -> None:
+        """Know where shards lie: by the cache directory, where it was named, or by asking."""
+        if self._view is None and self._look() is None:
+            self._greet()
 
     def local_path(self, path: str) -> str:
         """A path of the daemon's, as this process sees it."""

@@ -41,6 +41,7 @@ def as_ready(cache: ShardCache, keys: Iterable[str]) -> Iterator[Shard]:
 
     What is local is taken as it comes; the rest is prefetched as far as it fits.
     """
+    cache.learn()
     arrivals = Arrivals(cache, keys)
     job: Job | None = None
     while arrivals.left:
