@@ -25,6 +25,8 @@ from cachedaemon_client import lease
 
 DIGEST = "xxh3-128:"
 _READ = 1 << 20
+_AT_ONCE = os.sysconf("SC_IOV_MAX")
+"""Pieces of one writev(2), which refuses more; a server that sends little at a time has a thousand in a MiB."""
 
 
 def stamp_of(seen: os.stat_result) -> Stamp:
@@ -83,9 +85,13 @@ class Staged:
         return DIGEST + self._hash.hexdigest()
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Append; OSError from the disk."""
+        """Append any number of pieces; OSError from the disk."""
         for piece in pieces:
             self._hash.update(piece)
+        for start in range(0, len(pieces), _AT_ONCE):
+            self._append(pieces[start : start + _AT_ONCE])
+
+    def _append(self, pieces: Sequence[bytes | memoryview]) -> None:
         total = sum(len(piece) for piece in pieces)
         written = os.writev(self._descriptor, pieces)
         if written < total:
