@@ -57,9 +57,9 @@ def leftovers(cache: Path) -> list[str]:
     """Whatever lies in staging and trash, relative to the cache; folders that are empty count only below the first level."""
     found = []
     for area in ("staging", "trash"):
-        for path, _ in walk(cache / area):
+        for path, status in walk(cache / area):
             inner = path.relative_to(cache)
-            if len(inner.parts) > 2 or not path.is_dir():
+            if len(inner.parts) > 2 or not stat.S_ISDIR(status.st_mode):
                 found.append(str(inner))
     return sorted(found)
 

@@ -64,10 +64,12 @@ async def running(folder: Path, archives: str, shards: int = 3) -> AsyncIterator
 
 
 async def until(state: Callable[[], object], what: str) -> None:
-    async with asyncio.timeout(20):
-        while not state():  # noqa: ASYNC110 - the states are many and say nothing of their change
-            await asyncio.sleep(0.005)
-    assert state(), what
+    try:
+        async with asyncio.timeout(20):
+            while not state():  # noqa: ASYNC110 - the states are many and say nothing of their change
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not within 20 s: {what}") from None
 
 
 async def settle(cache: Cache, folder: Path) -> None:
