@@ -18,15 +18,16 @@ class Holders:
 
     def __init__(self) -> None:
         self._looked = float("-inf")
-        self._lines: list[str] = []
+        self._look: asyncio.Future[list[str]] | None = None
 
     async def of(self, path: str, stamp: Stamp) -> str:
         """Who locks a shard exclusively, in words."""
         now = time.monotonic()
-        if now - self._looked >= APART:
+        if self._look is None or now - self._looked >= APART:
             self._looked = now
-            self._lines = await asyncio.to_thread(_read)
-        found = [pid for kind, pid, inode in _flocks(self._lines) if kind == "WRITE" and inode == stamp.inode]
+            self._look = asyncio.ensure_future(asyncio.to_thread(_read))
+        lines = await asyncio.shield(self._look)  # one look for all who ask meanwhile, and none is cancelled with one
+        found = [pid for kind, pid, inode in _flocks(lines) if kind == "WRITE" and inode == stamp.inode]
         who = f"pid {found[0]}" if found else "a process that is not known"
         return f"{who} holds an exclusive lock on {os.path.basename(path)}; readers must take shared ones"
 
