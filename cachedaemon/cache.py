@@ -16,11 +16,12 @@ from pathlib import Path
 from cachedaemon.archives import Kind, kind_of
 from cachedaemon.archives import tree as archive_tree
 from cachedaemon.archives.workers import Workers
+from cachedaemon.entries import Entry, Flight
 from cachedaemon.errors import BadArchive, CacheDaemonError, Leased, Locked, NotFound, Stopping, WaitExpired
 from cachedaemon.events import Events
 from cachedaemon.fetch import INODES, Impatient, Landing, Stops, Turns, tries
 from cachedaemon.grace import Grace, Promise
-from cachedaemon.ledger import Entry, Flight, Ledger
+from cachedaemon.ledger import Ledger
 from cachedaemon.locks import Holders
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Meta, Need, Ref, Validators

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
+from cachedaemon.entries import Flight
 from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, NoSpace, OriginUnavailable
-from cachedaemon.ledger import Flight
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import BLOCK, Need, blocks
 from cachedaemon.origins import Stream

@@ -12,9 +12,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Never, NotNow, Verdict, Yield
 from cachedaemon.errors import CacheDaemonError, CacheFull, NoSpace, TooLarge
 from cachedaemon.fetch import Impatient
-from cachedaemon.ledger import DiskFull, Displaces, Entry, Evict, Flight, Granted, Ledger, Never, NotNow, Verdict, Yield
+from cachedaemon.ledger import Ledger
 from cachedaemon.model import Disk, Need
 
 LOOK_AGAIN = 0.1

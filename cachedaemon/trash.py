@@ -7,8 +7,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from cachedaemon.entries import Entry
 from cachedaemon.events import Events
-from cachedaemon.ledger import Entry, Ledger
+from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Need, Ref
 from cachedaemon.store import REAPERS, Store

@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from cachedaemon.cache import CHECK, Cache
+from cachedaemon.entries import Entry
 from cachedaemon.errors import CacheDaemonError
-from cachedaemon.ledger import Entry
 from cachedaemon.model import Ref
 from cachedaemon.plans import Plans
 from cachedaemon.store import Found, Known, Opened, Store

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedaemon import fetch
+from cachedaemon.entries import Flight
 from cachedaemon.errors import BadArchive, CacheDaemonError, Corrupt, Missing, NoSpace, OriginRefused, OriginUnavailable
 from cachedaemon.fetch import Stops, Turns, pause, tries
-from cachedaemon.ledger import Flight
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
 

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cachedaemon.ledger import DiskFull, Displaces, Entry, Evict, Flight, Granted, Ledger, Never, NotNow, Yield
+from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Never, NotNow, Yield
+from cachedaemon.ledger import Ledger
 from cachedaemon.model import Caps, Disk, Need, Ref, Stamp
 
 MB = 1_000_000

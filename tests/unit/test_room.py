@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachedaemon.entries import Entry, Flight, NotNow
 from cachedaemon.errors import NoSpace, TooLarge
 from cachedaemon.fetch import Impatient
-from cachedaemon.ledger import Entry, Flight, Ledger, NotNow
+from cachedaemon.ledger import Ledger
 from cachedaemon.model import Caps, Disk, Need
 from cachedaemon.room import Partial, Room
 from tests.unit.test_ledger import MB, ROOMY, Kept, ask, caps, entry
