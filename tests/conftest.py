@@ -169,6 +169,7 @@ class OrdinaryUser:
 _REACHABLE = r"""
 set -e
 uid=$1 gid=$2 work=$3; shift 3
+given=$(umask); umask 022
 blocked=(); kept=()
 while [ "$1" != -- ]; do blocked+=("$1"); shift; done; shift
 while [ "$1" != -- ]; do kept+=("$1"); shift; done; shift
@@ -177,6 +178,7 @@ for i in "${!kept[@]}"; do mkdir "$work/$i"; mount --bind "${kept[$i]}" "$work/$
 for path in "${blocked[@]}"; do mount -t tmpfs -o mode=755 tmpfs "$path"; done
 for i in "${!kept[@]}"; do mkdir -p "${kept[$i]}"; mount --bind "$work/$i" "${kept[$i]}"; done
 umount -R "$work"
+umask "$given"
 exec setpriv --reuid="$uid" --regid="$gid" --clear-groups -- "$@"
 """
 

@@ -177,13 +177,14 @@ def write_meta(meta: Meta, beside: str, modes: Modes, used: float | None = None,
 
 
 def replace_file(place: str, text: str, beside: str, modes: Modes) -> None:
-    """Exchange a small file as a whole; it is written `beside` first."""
-    _write_file(beside, text, modes, time.time_ns())
+    """Exchange a small file as a whole, durably: with an empty one after a power cut all would be in doubt."""
+    _write_file(beside, text, modes, time.time_ns(), durable=True)
     try:
         os.rename(beside, place)
     except BaseException:
         unlink(beside)
         raise
+    sync_folder(os.path.dirname(place))
 
 
 def _write_file(path: str, text: str, modes: Modes, mtime_ns: int, *, durable: bool = False) -> None:

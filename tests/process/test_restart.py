@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -320,9 +320,7 @@ def _many(cache: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
-def test_a_large_cache_is_ready_soon_and_reused(
-    origin: Origin, count: int, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_large_cache_is_ready_soon_and_reused(origin: Origin, count: int) -> None:
     """C-40, figure 8: warm hits without a GET, surplus in the order of last use; memory stays bounded."""
     with Daemon({"s": origin.url}, max_shards=count, scan=0, grace="50ms") as daemon:
         began = time.monotonic()
@@ -333,13 +331,12 @@ def test_a_large_cache_is_ready_soon_and_reused(
         began = time.monotonic()
         daemon.start(120)
         more = time.monotonic() - began - empty
-        record_property("seconds_more_than_empty", round(more, 2))
+        assert more < 60, f"{count} shards: {more:.2f} s more than empty"  # the figure itself is a benchmark's
         assert daemon.status()["cache"]["shards"] == count
         for n in random.Random(1).sample(range(count), 100):
             assert daemon.acquire("s", f"{n:06d}.bin").body["result"] == "hit"
         assert origin.gets == 0
         resident = next(line for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines() if "VmRSS" in line)
-        record_property("resident", resident)
         assert int(resident.split()[1]) < 90_000 + 2 * count
         _no_grace(daemon) if count < 10_000 else None
         oldest = [f"{n:06d}.bin" for n in range(3)]
