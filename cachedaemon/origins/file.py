@@ -1,7 +1,7 @@
-"""A mounted folder: RAID, NFS, Lustre, or any other. Plain reads in threads of this source's own.
+"""A mounted folder: RAID, NFS, Lustre, or any other. Plain reads in threads of a process of this source's own.
 
-A mount that hangs keeps its threads, and nothing else: no other code waits for them, their number is bounded, and they
-write nothing to the cache's disk. A thread that has hung is left alone; what it opens late is closed when it returns.
+A mount that hangs keeps that process, and nothing else: no other code waits for it, its threads are bounded, and it holds
+no lock and no file of the cache. See `cachedaemon.mounts`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cachedaemon.config import Fetch, Source
@@ -20,12 +19,10 @@ from cachedaemon.errors import BadRequest, CacheDaemonError, Changed, Cut, Missi
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref, Validators
 from cachedaemon.origins.base import KEY, PIECE, Piece, refuse_dots
-from cachedaemon.origins.mount import File, Tree, some
+from cachedaemon.origins.mounted import Link, Mounted
 
 T = TypeVar("T")
 
-BUFFER = 2 * PIECE
-"""Bytes read at once. Each buffer costs four changes of thread: at 1 MiB that was a seventh of all CPU (bench/fill.py)."""
 _REFUSED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL}
 )
@@ -38,85 +35,74 @@ class FileOrigin:
     def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> None:
         self._name = name
         self._place = unquote(urlsplit(source.url).path)
-        self._tree = Tree(self._place)
         self._settle = source.settle
         self._stall = fetch.stall_timeout or None
         self._metrics = metrics
-        self._pool = ThreadPoolExecutor(source.concurrency, f"mount-{name}")
+        self._mount = Mounted(self._place, source.concurrency)
 
     @asynccontextmanager
     async def open(self, key: str) -> AsyncIterator[FileStream]:
         """The file of a key, once nobody writes to it any more."""
         refuse_dots(self._name, key)
         ref = Ref(self._name, key)
-        file = await self._asked(ref, lambda: self._tree.open(key), close=File.close)
-        try:
-            while (wait := self._settle - abs(time.time() - file.seen.st_mtime)) > 0:
+        async with self._asking(ref, {"open": key}) as link:
+            state = await self._counted(ref, link.hear())
+            while (wait := self._settle - abs(time.time() - state["mtime_ns"] / 1e9)) > 0:
                 await asyncio.sleep(wait)
-                await self._asked(ref, file.look)
-            yield FileStream(self, ref, file)
-        finally:
-            self._later(file.close)
+                await link.say("look")
+                state = await self._counted(ref, link.hear())
+            yield FileStream(self, ref, link, state)
 
     async def keys(self) -> list[str]:
         """All files below the folder, as keys."""
         if KEY in self._place:
             raise BadRequest(f"{self._name}: a source whose url has {KEY} cannot list its keys; name them")
-        ref, walk, found = Ref(self._name, "*"), self._tree.walk(), list[str]()
-        while more := await self._asked(ref, lambda: some(walk)):
-            found += more
+        ref, found = Ref(self._name, "*"), list[str]()
+        async with self._asking(ref, {"walk": True}) as link:
+            while more := await self._counted(ref, link.hear()):
+                found += more
         return sorted(found)
 
     async def close(self) -> None:
-        """Leave the threads; one that hangs in a dead mount cannot be joined."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Leave the mount; what hangs in it is not waited for."""
+        await self._mount.close()
 
-    async def _asked(self, ref: Ref, work: Callable[[], T], close: Callable[[T], None] | None = None) -> T:
-        """The result of a call to the mount, counted."""
+    @asynccontextmanager
+    async def _asking(self, ref: Ref, request: dict[str, object]) -> AsyncIterator[Link]:
+        link = await self.limited(ref, self._mount.ask(request))
+        try:
+            yield link
+        finally:
+            link.close()
+
+    async def _counted(self, ref: Ref, answer: Awaitable[T]) -> T:
         status = "ok"
         try:
-            return await self.call(ref, work, close)
+            return await self.limited(ref, answer)
         except CacheDaemonError as cause:
             status = cause.code
             raise
         finally:
             self._metrics.origin_requests.labels(self._name, status).inc()
 
-    async def call(self, ref: Ref, work: Callable[[], T], close: Callable[[T], None] | None = None) -> T:
-        """Run a call in the source's threads, and wait for it no longer than the stall limit.
+    def within(self) -> asyncio.Timeout:
+        """The stall limit, from now."""
+        return asyncio.timeout(self._stall)
 
-        `close` takes a result that comes too late; a call that no thread has begun yet is never made.
+    async def limited(self, ref: Ref, answer: Awaitable[T], *, waits: bool = True) -> T:
+        """What the mount answers, which is not waited for longer than the stall limit; its errors mapped.
+
+        `waits`: where the answer has no limit of its own.
         """
         try:
-            job = self._pool.submit(work)
-        except RuntimeError:
-            raise OriginUnavailable(f"{ref}: the source is being closed") from None
-        try:
-            async with asyncio.timeout(self._stall) as limit:
-                return await asyncio.wrap_future(job)
-        except OSError as cause:
-            if not limit.expired():  # else it is the mount's own ETIMEDOUT
+            async with self.within() if waits else asyncio.timeout(None):
+                return await answer
+        except TimeoutError as cause:
+            if cause.errno is not None:  # the mount's own ETIMEDOUT
                 raise _mapped(cause, ref) from cause
-            self._close_late(job, close)
             raise OriginUnavailable(f"{ref}: the mounted folder does not answer for {self._stall:g} s") from None
-        except asyncio.CancelledError:
-            self._close_late(job, close)
-            raise
-
-    def _close_late(self, job: Future[T], close: Callable[[T], None] | None) -> None:
-        if close is None:
-            return
-
-        def come(done: Future[T]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._later(lambda: close(done.result()))
-
-        job.add_done_callback(come)
-
-    def _later(self, work: Callable[[], None]) -> None:
-        """Close something in the threads: a close can hang too."""
-        with suppress(RuntimeError):  # the origin is closed, and with it the daemon ends
-            self._pool.submit(work)
+        except OSError as cause:
+            raise _mapped(cause, ref) from cause
 
 
 def _mapped(cause: OSError, ref: Ref) -> CacheDaemonError:
@@ -131,27 +117,25 @@ def _mapped(cause: OSError, ref: Ref) -> CacheDaemonError:
 class FileStream:
     """The bytes of one file; a change while it is read is noticed at the end."""
 
-    def __init__(self, origin: FileOrigin, ref: Ref, file: File) -> None:
+    def __init__(self, origin: FileOrigin, ref: Ref, link: Link, state: dict[str, Any]) -> None:
         self._origin = origin
         self._ref = ref
-        self._file = file
-        self._before = file.seen
-        self.size: int | None = file.seen.st_size
-        self.validators = Validators(modified=str(file.seen.st_mtime_ns))
+        self._link = link
+        self._before = state
+        self.size: int | None = state["size"]
+        self.validators = Validators(modified=str(state["mtime_ns"]))
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """The bytes, in one buffer that is used again."""
-        buffer = memoryview(bytearray(BUFFER))
-        total = 0
-        while total <= self._before.st_size and (
-            count := await self._origin.call(self._ref, lambda: self._file.read(buffer))
-        ):
+        """The bytes, about a MiB at a time, in one buffer that is used again."""
+        buffer, total, size = memoryview(bytearray(PIECE)), 0, int(self._before["size"])
+        await self._origin.limited(self._ref, self._link.say("read"))
+        while count := await self._origin.limited(self._ref, self._link.fill(buffer, self._origin.within), waits=False):
             total += count
-            if total <= self._before.st_size:
-                yield [buffer[:count]]
-        await self._origin.call(self._ref, self._file.look)
-        before, after = self._before, self._file.seen
-        if total > before.st_size or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            if total > size:
+                raise Changed(f"{self._ref}: the file grows while it is read")
+            yield [buffer[:count]]
+        after = await self._origin.limited(self._ref, self._link.hear())
+        if after != self._before:
             raise Changed(f"{self._ref}: the file changed while it was read")
-        if total != before.st_size:
-            raise Cut(f"{self._ref}: got {total} of {before.st_size} bytes")
+        if total != size:
+            raise Cut(f"{self._ref}: got {total} of {size} bytes")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ from cachedaemon.errors import CacheDaemonError, Changed, Missing, OriginRefused
 from tests.contract.origins.reading import opened, read
 from tests.fakes import content
 from tests.fakes.fusefs import FuseFs, fuse_fs
+from tests.fakes.waiting import family
 
 pytestmark = pytest.mark.asyncio
 
@@ -34,6 +35,16 @@ def mount(fuse: FuseFs) -> Iterator[FuseFs]:
     content.write(fuse.folder / "k.bin", "k", 3 << 20)
     yield fuse
     fuse.turn()
+
+
+def helper() -> int:
+    """The only one there is."""
+    [found] = [pid for pid in family(os.getpid()) if "mounts.helper" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return found
+
+
+def threads_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 async def kind(url: str, key: str, settings: dict[str, object] = NOW, **fetch: object) -> type[CacheDaemonError]:
@@ -186,13 +197,45 @@ async def test_a_hung_mount_keeps_its_threads_and_no_more(mount: FuseFs) -> None
         for _ in range(10):
             said = await asyncio.gather(*(read(origin, "k.bin") for _ in range(6)), return_exceptions=True)
             assert {type(one) for one in said} == {OriginUnavailable}
-        assert sum(thread.name.startswith("mount-s") for thread in threading.enumerate()) <= 3
+        assert threads_of(helper()) <= 1 + 3
         before = mount.turn()["open"]
         async with asyncio.timeout(20):
             assert await read(origin, "k.bin") == content.data("k", 3 << 20)
             while len(os.listdir("/proc/self/fd")) > base:  # noqa: ASYNC110 - threads close, no event tells
                 await asyncio.sleep(0.02)
         assert mount.turn()["open"] - before <= 4, "of 60 opens only those that threads had begun were made"
+
+
+async def test_a_helper_that_dies_is_started_again(folder: Path) -> None:
+    """Killed in mid-transfer (by the kernel, say, for want of memory): that try fails, the next one does not."""
+    content.write(folder / "k.bin", "k", 5 << 20)
+
+    def kill() -> None:
+        os.kill(helper(), signal.SIGKILL)
+
+    async with opened(f"file://{folder}/", NOW) as origin:
+        for _ in range(3):
+            with pytest.raises(OriginUnavailable):
+                await read(origin, "k.bin", kill)
+            async with asyncio.timeout(20):
+                assert await read(origin, "k.bin") == content.data("k", 5 << 20)
+
+
+async def test_many_given_up_requests_do_not_gather_in_the_helper(mount: FuseFs) -> None:
+    """It drops those that nobody waits for; its descriptors stay bounded while the mount hangs."""
+    async with opened(f"file://{mount.path}/", {**NOW, "concurrency": 2}, stall_timeout="60s") as origin:
+        await read(origin, "k.bin")
+        mount.turn(hang=True)
+        for _ in range(30):
+            tasks = [asyncio.create_task(read(origin, "k.bin")) for _ in range(20)]
+            await asyncio.wait(tasks, timeout=0.01)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        assert len(os.listdir(f"/proc/{helper()}/fd")) < 250
+        mount.turn()
+        async with asyncio.timeout(20):
+            assert await read(origin, "k.bin") == content.data("k", 3 << 20)
 
 
 async def test_a_read_that_is_slow_makes_progress(mount: FuseFs) -> None:

@@ -1,26 +1,20 @@
-"""A mounted folder as the threads of its source see it: plain calls, which may hang or fail at any time.
-
-Nothing here runs on the loop, and nothing here writes to the cache's disk.
-"""
+"""A mounted folder as its helper sees it: plain calls, which may hang or fail at any time."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
-from cachedaemon.origins.base import KEY
-
+KEY = "{key}"
+"""Where a key goes in a place; without it, at the end."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """Without O_NONBLOCK the open of a FIFO would never return."""
 _AT_ONCE = 256 << 10
 """Bytes of one call: a mount that is slow and not dead must return from it before the stall limit."""
-_STEP = 0.25
-"""Seconds after which a step says what it has got so far, so that slow is not taken for dead."""
 
 
 class Tree:
@@ -82,9 +76,8 @@ class Tree:
         top, start = self._top()
         cut = len(self._place.rstrip("/")) + 1 if self._is_inside() else len(self._place)
         for path in _files(top):
-            key = path[cut:]
-            if path.startswith(os.path.join(top, start)) and key and _is_text(key):
-                yield key
+            if path.startswith(os.path.join(top, start)) and len(path) > cut and _is_text(path):
+                yield path[cut:]
 
 
 def _is_text(name: str) -> bool:
@@ -111,73 +104,48 @@ def _files(top: str) -> Iterator[str]:
                 raise  # else it was removed while it was being listed
 
 
-def some(keys: Iterator[str]) -> list[str]:
-    """The next keys of a walk, as many as come within a second; at least one, unless it has ended."""
-    until = time.monotonic() + _STEP
-    found = []
-    for key in keys:
-        found.append(key)
-        if time.monotonic() > until:
-            break
-    return found
-
-
-def _regular(descriptor: int) -> os.stat_result:
-    seen = os.fstat(descriptor)
+def _must_be_regular(seen: os.stat_result) -> None:
     if not stat.S_ISREG(seen.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
-    return seen
 
 
 class File:
-    """An open file of the mount. A read that hangs keeps it open, so that its descriptor cannot become another's."""
+    """An open file of the mount, as a block."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._readers = 0
-        self._closing = False
         try:
-            self.seen = _regular(descriptor)
+            _must_be_regular(self.look())
         except BaseException:
-            self.close()
+            os.close(descriptor)
             raise
 
-    def look(self) -> None:
-        """Take its state anew."""
-        with self._used():
-            self.seen = os.fstat(self._descriptor)
+    def look(self) -> os.stat_result:
+        """Its state now."""
+        return os.fstat(self._descriptor)
 
-    def read(self, buffer: memoryview) -> int:
-        """Fill a buffer as far as the file goes, or as far as a moment goes on a slow mount; 0 at the end."""
-        got, until = 0, time.monotonic() + _STEP
-        with self._used():
-            while got < len(buffer) and (count := os.readv(self._descriptor, [buffer[got : got + _AT_ONCE]])):
-                got += count
-                if time.monotonic() > until:
-                    break
-        return got
-
-    @contextmanager
-    def _used(self) -> Iterator[None]:
-        with self._lock:
-            if self._closing:
-                raise OSError(errno.EBADF, "closed")
-            self._readers += 1
+    def pour(self, pipe: int) -> None:
+        """Everything from here to the end into a pipe; the page cache's own pages where the file system can (splice(2))."""
         try:
-            yield
-        finally:
-            with self._lock:
-                self._readers -= 1
-                self._close_if_unused()
+            while os.splice(self._descriptor, pipe, _AT_ONCE):
+                pass
+        except OSError as cause:
+            if cause.errno != errno.EINVAL:
+                raise
+            self._copy(pipe)
 
-    def close(self) -> None:
-        """Close it, when the last read has returned."""
-        with self._lock:
-            self._closing = True
-            self._close_if_unused()
+    def _copy(self, pipe: int) -> None:
+        """Likewise, through memory."""
+        while piece := memoryview(os.read(self._descriptor, _AT_ONCE)):
+            while piece:
+                piece = piece[os.write(pipe, piece) :]
 
-    def _close_if_unused(self) -> None:
-        if self._closing and not self._readers and self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def __enter__(self) -> Self:
+        """Open already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closed, which may hang like everything else."""
+        os.close(self._descriptor)
