@@ -38,16 +38,16 @@ class Listener:
         deadline = time.monotonic() + LOCK_WAIT
         while not _locked(self._lock):
             if time.monotonic() > deadline:
-                os.close(self._lock)
+                self._give_up()
                 raise StartError(f"another daemon listens at {self.path}")
             time.sleep(0.05)
 
     def bind(self) -> socket.socket:
         """The listening socket. It appears at its path complete: bound beside, given mode and group, then renamed."""
+        self._refuse_other_files()
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._refuse_other_files()
             # Short, whatever the folder's path is, and this path's own: whoever holds the lock is alone with it.
             beside = f"/proc/self/fd/{folder}/.{os.fstat(self._lock).st_ino}"
             with contextlib.suppress(FileNotFoundError):
@@ -78,6 +78,9 @@ class Listener:
             seen = os.lstat(self.path)
             if (seen.st_dev, seen.st_ino) == self._inode:
                 os.unlink(self.path)
+        self._give_up()
+
+    def _give_up(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
