@@ -57,9 +57,9 @@ class Flight:
         self.room, self.slot, self.growing, self.written = Need(0, 0), False, False, 0
 
     @property
-    def rank(self) -> tuple[bool, int]:
-        """Demand before prefetch, then the order of asking."""
-        return (not self.demand, self.order)
+    def rank(self) -> tuple[bool, bool, int]:
+        """Who holds room goes first, since others wait for it; demand before prefetch; then the order of asking."""
+        return (not self.slot, not self.demand, self.order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,12 +109,17 @@ class Impatient(Exception):
     """Room is not to be had while the origin waits with an open answer: let go of it, and ask again with room."""
 
 
+Stops = dict[Flight, Callable[[], None]]
+"""How to stop the try of each flight."""
+
+
 class Try:
     """One try, as an asynchronous block. It ends a failure that is worth another try, and can be stopped from outside."""
 
-    def __init__(self, flight: Flight, metrics: Metrics) -> None:
+    def __init__(self, flight: Flight, metrics: Metrics, stops: Stops) -> None:
         self._flight = flight
         self._metrics = metrics
+        self._stops = stops
         self._task: asyncio.Task[object] | None = None
         self._stopped = False
         self.cause: CacheDaemonError | Stopped | Impatient | None = None
@@ -127,6 +132,7 @@ class Try:
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
+        self._stops[self._flight] = self.stop
         self._flight.written = 0
         return self
 
@@ -134,6 +140,7 @@ class Try:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         task, self._task = self._task, None
+        del self._stops[self._flight]
         if self._stopped and task is not None and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
             error = Stopped()
         self._flight.written = 0
@@ -149,10 +156,6 @@ class Try:
         return False
 
 
-Stops = dict[Flight, Callable[[], None]]
-"""How to stop the try of each flight."""
-
-
 async def tries(flight: Flight, retries: int, metrics: Metrics, *, stops: Stops) -> AsyncIterator[Try]:
     """Tries until one ends well; after `retries` more that failed, the last cause is raised.
 
@@ -161,12 +164,8 @@ async def tries(flight: Flight, retries: int, metrics: Metrics, *, stops: Stops)
     """
     failed = 0
     while True:
-        one = Try(flight, metrics)
-        stops[flight] = one.stop
-        try:
-            yield one
-        finally:
-            stops.pop(flight, None)
+        one = Try(flight, metrics, stops)
+        yield one
         cause = one.cause
         if cause is None:
             return

@@ -39,11 +39,6 @@ class Claim:
     holds_turn: bool
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    @property
-    def rank(self) -> tuple[bool, bool, int]:
-        """Those that grow first, then demand before prefetch, then the order of asking."""
-        return (not self.flight.slot, *self.flight.rank)
-
 
 class Room:
     """The queue for room.
@@ -147,7 +142,7 @@ class Room:
 
     async def _grant(self) -> NotNow | None:
         """Serve the queue in its order; why the first that waits does, if for leases and transfers."""
-        for claim in sorted(self._claims, key=lambda c: c.rank):
+        for claim in sorted(self._claims, key=lambda c: c.flight.rank):
             match await self._serve(claim):
                 case NotNow() as full:
                     self._last = asyncio.get_running_loop().time(), full

@@ -62,6 +62,18 @@ class Ground:
 
 
 @pytest.mark.asyncio
+async def test_who_holds_room_goes_first() -> None:
+    """A prefetch that got room while it had no turn must not wait for demands that wait for just that room."""
+    ground = Ground(Turns(1, {"s": 1}))
+    holder = flight(9, demand=False)
+    holder.slot = True
+    await ground.start(flight(1), flight(2), holder, flight(3))
+    await ground.end(1)
+    assert ground.running == [9]
+    await ground.close()
+
+
+@pytest.mark.asyncio
 async def test_demand_goes_before_prefetch_and_then_the_order_of_asking() -> None:
     ground = Ground(Turns(1, {"s": 1}))
     raised = flight(2, demand=False)
