@@ -57,6 +57,7 @@ class ShardCache(Local["Plan"]):
         self._idle: list[Link] = []
         self._links: WeakSet[Link] = WeakSet()
         self._partings: set[asyncio.Task[None]] = set()
+        self._greeting: asyncio.Task[None] | None = None
 
     # ---- shards
 
@@ -151,6 +152,15 @@ class ShardCache(Local["Plan"]):
             await self._greet()
 
     async def _greet(self) -> None:
+        """Read what the daemon is. Who wants to know at the same time shares one answer."""
+        if self._greeting is None or self._greeting.done():
+            self._greeting = asyncio.get_running_loop().create_task(self._hello())
+            self._greeting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        greeting = self._greeting
+        await asyncio.wait({greeting})
+        greeting.result()
+
+    async def _hello(self) -> None:
         """Read what the daemon is; make the plans again when it is another one than before."""
         hello, generation, link = await self._exchange("GET", "/v1/hello")
         self._keep(link)

@@ -149,7 +149,10 @@ class Reporter:
     def _send(self, now: float) -> None:
         """One report: the oldest uses, and one plan's place; the others go with the next."""
         used = self._sent = [self.uses.popleft() for _ in range(min(REPORT, len(self.uses)))]
-        body: dict[str, Any] = {"source": self._source, "used": [(key, round(now - at, 3)) for key, at in used]}
+        ages = [
+            (key, max(0.0, round(now - at, 3))) for key, at in used
+        ]  # another thread's use may be younger than `now`
+        body: dict[str, Any] = {"source": self._source, "used": ages}
         if (plan := self._moved()) is not None:
             self._sent_place = plan, self._plans.pop(plan)
             place = self._plans[plan] = plan.position  # the last now: the others have their turn first

@@ -92,6 +92,7 @@ def test_hits_from_many_threads_are_all_told(hits: Hits, folder: Path) -> None:
         for thread in threads:
             thread.join()
         hits.reporter.close()
+        assert all(age >= 0 for said in daemon.heard for _, age in said.body["used"])
         assert sorted(daemon.uses()) == sorted(key for number in range(4) for key in names(3000, f"{number}."))
 
 
@@ -164,6 +165,14 @@ def test_a_plan_s_place_is_told_when_it_has_moved(hits: Hits, folder: Path) -> N
         hits.reporter.forget(plans[0])
         plans[0].position += 1
         assert hits.reporter._moved() is None
+
+
+def test_a_use_after_the_report_s_own_time_has_no_negative_age(hits: Hits, folder: Path) -> None:
+    """Another thread's, between the look at the clock and at the uses."""
+    with scripted(folder / "sock") as daemon:
+        hits.reporter.uses.append(("k", time.monotonic() + 1))
+        hits.reporter.close()
+        assert daemon.heard[0].body["used"] == [["k", 0.0]]
 
 
 def test_the_generation_of_the_last_answer(hits: Hits, folder: Path) -> None:
