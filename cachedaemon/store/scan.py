@@ -87,8 +87,8 @@ def _found(
     if key is None or not stat.S_ISREG(seen.st_mode):
         said = read_meta(layout.meta(source, entry.name))
         key = said.key if said is not None and (stat.S_ISREG(seen.st_mode) or fits(said, seen)) else None
-    if not key or name_of(key) != entry.name:
-        return None
+        if not key or name_of(key) != entry.name:
+            return None
     size, blocks, inodes = _extent(seen, said)
     used = meta.stat(follow_symlinks=False).st_mtime
     return Found(Ref(source, key), entry.name, stamp_of(seen), size, blocks, inodes, used, suspect)

@@ -112,7 +112,8 @@ async def publish(store: Store, key: str, *, folder: bool = False, size: int = S
         else:
             sealed = await store.seal(staged)
         await asyncio.to_thread(Path(store.table_of("s", staged)).write_bytes, b"table")
-        meta = Meta(key, size, staged.digest, sealed.blocks, 3, time.time())
+        digest = f"tree-{staged.digest}" if folder else staged.digest
+        meta = Meta(key, size, digest, sealed.blocks, 3, time.time())
         published = await store.publish(Ref("s", key), staged, sealed, meta)
         published.close()
     return published
