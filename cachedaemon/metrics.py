@@ -37,7 +37,7 @@ class Metrics:
     """All counters and histograms, in a registry of their own."""
 
     def __init__(self, version: str, sources: Iterable[str] = ()) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from cachedaemon import __version__, errors
 from cachedaemon.server import bodies
 
-_BODIES = {
+_BODIES: dict[tuple[str, str], TypeAdapter[Any]] = {
     ("POST", "/v1/acquire"): bodies.ACQUIRE,
     ("POST", "/v1/prefetch"): bodies.PREFETCH,
     ("PUT", "/v1/plans/{id}"): bodies.PLAN,
