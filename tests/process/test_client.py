@@ -125,7 +125,7 @@ def test_readers_go_on_through_restarts(daemon: Daemon, cache: ShardCache) -> No
     assert not failures
 
 
-def test_a_source_that_is_no_longer_direct_is_asked_for(daemon: Daemon, cache: ShardCache) -> None:
+def test_the_daemon_s_word_is_read_again_after_a_restart(daemon: Daemon, cache: ShardCache) -> None:
     """A hit reads the daemon's word again when an answer to a report tells of another generation."""
     cache.open(KEYS[0]).close()
     before = cache._view
