@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from cachedaemon_client import process
+from cachedaemon_client.aio_job import Job
 from cachedaemon_client.aio_link import Link
+from cachedaemon_client.aio_plan import Plan
 from cachedaemon_client.cache import RENEWAL, TRIES, lost
 from cachedaemon_client.cache import ShardCache as BlockingCache
 from cachedaemon_client.connection import ENDED, TELL, Pause, Tries
-from cachedaemon_client.errors import CacheError, DaemonUnavailable
-from cachedaemon_client.job import Counts
 from cachedaemon_client.local import Local
-from cachedaemon_client.plan import Order
 from cachedaemon_client.ready import Arrivals
 from cachedaemon_client.shard import Shard
 from cachedaemon_client.wire import GENERATION, Answer, request
@@ -38,7 +37,7 @@ IDLE = 16
 """Connections that are kept for later calls."""
 
 
-class ShardCache(Local["Plan"]):
+class ShardCache(Local[Plan]):
     """One source of the node's daemon. `wait` in seconds, as for the blocking client."""
 
     def __init__(
@@ -293,88 +292,3 @@ class Opening:
         """End the lease."""
         if self._shard is not None:
             self._shard.close()
-
-
-class Job(Counts):
-    """A prefetch that runs in the daemon. It survives a restart of the daemon."""
-
-    def __init__(self, cache: ShardCache, job: str, keys: list[str] | None = None) -> None:
-        super().__init__(cache.source, job, keys)
-        self._cache = cache
-
-    async def refresh(self) -> Job:
-        """Ask the daemon for the counts."""
-        try:
-            self._take(await self._cache.call("GET", f"/v1/jobs/{self.id}"))
-        except CacheError as cause:
-            if not self._is_lost(cause):
-                raise
-            self.id = (await self._cache.call("POST", "/v1/prefetch", self._body))["job"]
-        return self
-
-    async def wait(self, timeout: float | None = None) -> Job:
-        """Until the job has ended, for `timeout` seconds at the most (`WaitExpired`)."""
-        pause = Pause.of(timeout)
-        while (await self.refresh()).state == "running":
-            if pause.left <= 0:
-                raise self._expired()
-            await asyncio.sleep(pause.next())
-        return self
-
-
-class Plan(Order):
-    """A plan, in force once it was awaited or within `async with`; iterating it yields opened shards in order."""
-
-    def __init__(self, cache: ShardCache, keys: list[str], holds: int) -> None:
-        super().__init__(cache, keys, holds)
-        self._cache = cache
-
-    async def renew(self, wait: float | None = None) -> None:
-        """Tell the daemon, and hold the file that it made."""
-        if not self._inert:
-            said = await self._cache.call("PUT", self._target, self._body, wait=wait)
-            self._hold(await self._cache.local_path(said["file"]))
-
-    async def __aiter__(self) -> AsyncIterator[Shard]:
-        """Opened shards from the plan's place on, in its order; each is closed when `holds` newer ones are wanted."""
-        try:
-            while (position := self.position) < len(self.keys):
-                self._make_room()
-                yield self._yielded(await self._cache.open(self.keys[position]), position)
-        finally:
-            self._close_out()
-
-    async def close(self) -> None:
-        """End the plan."""
-        await self.end(tell=True)
-
-    async def end(self, *, tell: bool) -> bool:
-        """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
-        if self._inert or not self._cache.forget(self):
-            return tell
-        self._let_go()
-        try:
-            if tell:
-                await self._cache.call("DELETE", self._target, wait=0.0)
-        except CacheError as cause:
-            return not isinstance(cause, DaemonUnavailable)
-        return tell
-
-    async def _start(self) -> Self:
-        await self.renew()
-        self._cache.start(self)
-        return self
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        """The plan, in force."""
-        return self._start().__await__()
-
-    async def __aenter__(self) -> Self:
-        """The plan, in force."""
-        return await self._start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the plan."""
-        await self.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from urllib.parse import unquote_to_bytes
 
 LONGEST = 200
 """Bytes of a name that is spelled out."""
@@ -19,7 +20,9 @@ TAIL = 160
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _SEGMENTS = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256)]
 _ALL_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
-_SPELLED = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})(?:[A-Za-z0-9._-]|%[0-9A-F]{2})*\Z")
+# Escapes of exactly those bytes that do not stand for themselves: what matches is the name of one key, and of no other.
+_ESCAPE = r"%(?:[0189A-F][0-9A-F]|2[0-9A-CF]|3[A-F]|40|5[B-E]|60|7[B-F])"
+_SPELLED = re.compile(rf"(?:[A-Za-z0-9_-]|%2E|{_ESCAPE})(?:[A-Za-z0-9._-]|{_ESCAPE})*\Z")
 _SOURCE = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 
 
@@ -54,12 +57,10 @@ def key_of(name: str) -> str | None:
         return name
     if len(name) > LONGEST or not _SPELLED.match(name):
         return None
-    raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), name.encode())
     try:
-        key = raw.decode()
+        return unquote_to_bytes(name).decode()
     except UnicodeDecodeError:
         return None
-    return key if name_of(key) == name else None
 
 
 def is_shortened(name: str) -> bool:
