@@ -7,10 +7,10 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cachedaemon_client import process
-from cachedaemon_client.wire import GENERATION, Answer, request
+from cachedaemon_client.wire import GENERATION, Answer, request, touch
 
 if TYPE_CHECKING:
     from cachedaemon_client.plan import Order
@@ -149,15 +149,12 @@ class Reporter:
     def _send(self, now: float) -> None:
         """One report: the oldest uses, and one plan's place; the others go with the next."""
         used = self._sent = [self.uses.popleft() for _ in range(min(REPORT, len(self.uses)))]
-        ages = [
-            (key, max(0.0, round(now - at, 3))) for key, at in used
-        ]  # another thread's use may be younger than `now`
-        body: dict[str, Any] = {"source": self._source, "used": ages}
+        place = None
         if (plan := self._moved()) is not None:
             self._sent_place = plan, self._plans.pop(plan)
-            place = self._plans[plan] = plan.position  # the last now: the others have their turn first
-            body |= {"plan": plan.id, "position": place}
-        self._unsent = memoryview(request("POST", "/v1/touch", body))
+            self._plans[plan] = plan.position  # the last now: the others have their turn first
+            place = plan.id, self._plans[plan]
+        self._unsent = memoryview(request("POST", "/v1/touch", touch(self._source, used, now, place)))
         self._told, self._answer = now, Answer()
         try:
             self._open()
@@ -166,7 +163,7 @@ class Reporter:
         settled = self._settled()
         if self._link is None:
             self._look_again(now + DELAY)
-        elif not settled and (self.uses or self._moved() is not None):
+        elif not settled and self.uses:
             self._look_again(now + SOON)  # there is more to tell, as soon as this is answered
 
     def _open(self) -> None:

@@ -7,7 +7,9 @@ are the bodies of the calls; the daemon validates what it is sent against them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 PROTOCOL = 1
@@ -62,11 +64,21 @@ class Touch:
 
 def request(method: str, target: str, body: Any = None) -> bytes:
     """One request, ready to be sent on a connection that stays open."""
-    data = b"" if body is None else json.dumps(body).encode()
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n"
     if body is not None:
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
     return head.encode("ascii") + b"\r\n" + data
+
+
+def touch(source: str, used: Iterable[tuple[str, float]], now: float, place: tuple[str, int] | None) -> bytes:
+    """Body of `POST /v1/touch`: keys and times of use, and a plan's place. Written out, since readers wait meanwhile.
+
+    Another thread's use may be younger than `now`; no use lies in the future.
+    """
+    uses = ",".join([f"[{quoted(key)},{now - at if at < now else 0.0:.3f}]" for key, at in used])
+    plan = f',"plan":{quoted(place[0])},"position":{place[1]}' if place else ""
+    return f'{{"source":{quoted(source)},"used":[{uses}]{plan}}}'.encode("ascii")
 
 
 class Answer:
