@@ -32,8 +32,8 @@ def problems(settings: Settings, *, need_sources: bool) -> list[str]:
 
 
 def _of_source(path: str, source: Source) -> Iterator[str]:
-    if not source.url and source.urls is None:
-        yield f"{path}.url: is required (or {path}.urls, a file that maps keys to URLs)"
+    if not source.url:
+        yield f"{path}.url: is required"
 
 
 def _overlap(cache: Path, name: str, source: Source) -> list[str]:

@@ -16,12 +16,16 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationInfo,
+    field_validator,
 )
 
 from cachedaemon.config import urls, values
 from cachedaemon.config.secret import Secret
 from cachedaemon.config.values import Address, Share
 from cachedaemon.errors import ConfigError
+
+NOT_YET = ("urls", "checksums", "revalidate", "endpoint", "region", "anonymous", "credentials", "etl")
+"""Settings of a source whose effect is not built: anything but their default is refused, never ignored."""
 
 SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}")
 
@@ -214,6 +218,16 @@ class Source(_Section):
         None, "object stores: credentials, best as `file:PATH` or `env:NAME`"
     )
     etl: Text = _setting(None, "AIStore: name of the transformation")
+
+    @field_validator(*NOT_YET)
+    @classmethod
+    def _is_built(cls, value: object, info: ValidationInfo) -> object:
+        default = cls.model_fields[str(info.field_name)].default
+        if value != default:
+            allowed = "none, so leave it out" if default is None else f'"{default}"'
+            msg = f"the setting comes with a later version: allowed is {allowed}"
+            raise ValueError(msg)
+        return value
 
 
 class Settings(_Section):

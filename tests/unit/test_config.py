@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from cachedaemon import config
 from cachedaemon.config import Secret, Settings, changes, folder_of, load, public_url, schemes, values
+from cachedaemon.config.settings import NOT_YET
 from cachedaemon.errors import ConfigError
 from tests.fakes.fusefs import fuse_fs
 
@@ -336,11 +337,9 @@ def test_modes(written: str, mode: int) -> None:
     assert loaded(f"[server]\nsocket_mode = '{written}'").server.socket_mode == mode
 
 
-@pytest.mark.parametrize(
-    ("written", "value"), [("'never'", "never"), ("'always'", "always"), ("'5m'", 300.0), ("7", 7.0)]
-)
-def test_revalidate(written: str, value: str | float) -> None:
-    assert loaded(f"[sources.s]\nrevalidate = {written}").sources["s"].revalidate == value
+@pytest.mark.parametrize(("written", "value"), [("never", "never"), ("always", "always"), ("5m", 300.0), (7, 7.0)])
+def test_revalidate(written: object, value: str | float) -> None:
+    assert values.revalidate(written) == value
 
 
 def test_relative_paths_and_home_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -412,11 +411,43 @@ def test_schemes_are_those_that_messages_name() -> None:
     assert schemes() == ("file", "http", "https")
 
 
-def test_map_of_urls_stands_in_for_the_url(tmp_path: Path) -> None:
-    (tmp_path / "urls").write_text("")
-    flags = {"sources.s.url": None, "sources.s.urls": str(tmp_path / "urls")}
-    assert loaded(flags=flags).sources["s"].urls == tmp_path / "urls"
+def test_a_source_needs_a_url() -> None:
     assert refusal("[sources.t]\narchives = 'opaque'").startswith("sources.t.url: is required")
+
+
+UNBUILT = {
+    "urls": ("/dev/null", "'/dev/null'"),
+    "checksums": ("sums.txt", "'sums.txt'"),
+    "revalidate": ("5m", "'5m'"),
+    "endpoint": ("http://u:hunter2@h/", "'http://...'"),
+    "region": ("eu", "'eu'"),
+    "anonymous": (True, "True"),
+    "credentials": ("hunter2", "its value"),
+    "etl": ("resize", "'resize'"),
+}
+
+
+def test_a_setting_without_effect_is_refused_and_never_ignored() -> None:
+    """By its path and value, and no secret; `urls` also where there is no url."""
+    assert set(UNBUILT) == set(NOT_YET)
+    for name, (value, shown) in UNBUILT.items():
+        for url in (URL, None):
+            said = refusal(f"[sources.s]\n{name} = {json.dumps(value)}", flags={"sources.s.url": url})
+            assert said.startswith(f"sources.s.{name}: {shown} is refused: the setting comes with a later version")
+            assert "\n" not in said
+
+
+def test_a_setting_without_effect_may_stand_with_its_default() -> None:
+    assert loaded("[sources.s]\nrevalidate = 'never'\nchecksums = ''\nregion = ''").sources["s"].region is None
+
+
+def test_a_setting_without_effect_from_the_environment_names_the_variable() -> None:
+    assert "(environment variable CACHEDAEMON_SOURCES__S__ETL)" in refusal(environ={"CACHEDAEMON_SOURCES__S__ETL": "x"})
+
+
+def test_documentation_marks_what_is_not_built() -> None:
+    marked = re.findall(r"^\| `sources\.NAME\.(\w+)` \|.*\*not yet\*", DOCS.read_text(), re.MULTILINE | re.IGNORECASE)
+    assert sorted(marked) == sorted(NOT_YET)
 
 
 SECRETS = ["hunter2", "tok3n", "us3r"]
@@ -466,11 +497,10 @@ def test_settings_show_no_secret() -> None:
     url = "https://us3r:hunter2@h/?sig=tok3n"
     headers = { Authorization = "Bearer tok3n" }
     proxy = "http://us3r:hunter2@proxy:1/"
-    credentials = "hunter2"
     """
     settings = loaded(file, flags={"sources.s.url": None})
     shown = repr(settings) + str(settings) + repr(settings.sources["s"].headers) + str(settings.sources["s"])
-    shown += str(settings.model_dump(include={"sources": {"s": {"headers", "credentials"}}}))
+    shown += str(settings.model_dump(include={"sources": {"s": {"headers"}}}))
     assert not [secret for secret in SECRETS if secret in shown]
 
 
@@ -694,6 +724,10 @@ def test_example_of_the_documentation_is_a_good_configuration(tmp_path: Path) ->
 
 
 def test_messages_of_the_documentation_are_real() -> None:
-    for tables in ("[cache]\nmax_shard = 1", "[sources.s]\nurl = 'gopher://x/'"):
-        said = refusal(tables, flags={"sources.s.url": None} if "gopher" in tables else {})
+    for tables in (
+        "[cache]\nmax_shard = 1",
+        "[sources.s]\nurl = 'gopher://x/'",
+        "[sources.s]\nurl = 'file:///x/'\nchecksums = 'sums.txt'",
+    ):
+        said = refusal(tables, flags={"sources.s.url": None} if "url" in tables else {})
         assert said[:75] in DOCS.read_text()
