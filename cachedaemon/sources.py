@@ -82,4 +82,5 @@ class Sources:
             raise BadRequest(f"source {source!r}: {cause}") from None
         if (length := len(key.encode())) > LONGEST_KEY:
             raise BadRequest(f"source {source!r}: a key of {length} bytes; allowed are {LONGEST_KEY}")
+        configured.origin.check_key(key)
         return configured, Ref(source, key)

@@ -33,8 +33,11 @@ class Stream(Protocol):
 class Origin(Protocol):
     """Where the shards of one source come from. Opening raises `Missing`, `OriginRefused` or `OriginUnavailable`."""
 
+    def check_key(self, key: str) -> None:
+        """`BadRequest` for a key that this origin can never have."""
+
     def open(self, key: str) -> AbstractAsyncContextManager[Stream]:
-        """An object's bytes."""
+        """An object's bytes, for a key that `check_key` lets pass."""
 
     async def keys(self) -> list[str]:
         """All keys, in order; `BadRequest` where the origin cannot list them."""

@@ -40,10 +40,13 @@ class FileOrigin:
         self._metrics = metrics
         self._mount = Mounted(self._place, source.concurrency)
 
+    def check_key(self, key: str) -> None:
+        """No key climbs out of the folder."""
+        refuse_dots(self._name, key)
+
     @asynccontextmanager
     async def open(self, key: str) -> AsyncIterator[FileStream]:
         """The file of a key, once nobody writes to it any more."""
-        refuse_dots(self._name, key)
         ref = Ref(self._name, key)
         async with self._asking(ref, {"open": key}) as link:
             state = await self._counted(ref, link.hear())

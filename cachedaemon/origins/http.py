@@ -70,10 +70,13 @@ class HttpOrigin:
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
+    def check_key(self, key: str) -> None:
+        """No key climbs out of the URL's path."""
+        refuse_dots(self._name, key)
+
     @asynccontextmanager
     async def open(self, key: str) -> AsyncIterator[HttpStream]:
         """A GET of the key's URL."""
-        refuse_dots(self._name, key)
         ref = Ref(self._name, key)
         try:
             response = await self._get(ref, self._target(key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -84,9 +85,10 @@ async def test_odd_keys_go_out_as_they_are(place: Place) -> None:
 
 @pytest.mark.parametrize("key", ["..", "../x", "a/../b", "./a", "a/.", "nul\0byte"])
 async def test_a_key_never_climbs_out(place: Place, key: str) -> None:
+    """It is refused before anything is asked of the origin."""
     async with opened(place.url, place.settings) as origin:
-        with pytest.raises(BadRequest):
-            await read(origin, key)
+        with pytest.raises(BadRequest, match=re.escape(f"the key {key!r}")):
+            origin.check_key(key)
 
 
 async def test_missing(place: Place) -> None:
