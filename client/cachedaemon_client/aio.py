@@ -108,18 +108,19 @@ class ShardCache(Local[Plan]):
 
     async def prefetch(self, keys: Iterable[str]) -> Job:
         """Have shards fetched in the background, in this order, as far as they fit."""
-        wanted = list(keys)
+        wanted = self.keys_of(keys)
         said = await self.call("POST", "/v1/prefetch", {"source": self.source, "keys": wanted})
         return Job(self, said["job"], wanted)
 
     def plan(self, keys: Iterable[str], *, holds: int = 1) -> Plan:
         """The order in which this process will open shards; in force once it is awaited, or within `async with`."""
-        return Plan(self, list(keys), holds)
+        return Plan(self, self.keys_of(keys), holds)
 
     async def as_ready(self, keys: Iterable[str]) -> AsyncIterator[Shard]:
         """Opened shards as they become local; each is closed when the next is asked for."""
+        wanted = self.keys_of(keys)
         await self.learn()
-        arrivals = Arrivals(self, keys)
+        arrivals = Arrivals(self, wanted)
         job: Job | None = None
         while arrivals.left:
             if job is None or job.state != "running":

@@ -115,3 +115,8 @@ class Link:
         number = self._socket.detach()
         if number >= 0:
             os.close(number)
+
+    def __del__(self) -> None:
+        """A client that was dropped without `close` leaves no descriptor, and no warning of its own."""
+        if hasattr(self, "_socket"):
+            self.close()

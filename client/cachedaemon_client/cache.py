@@ -85,19 +85,19 @@ class ShardCache(Local[Plan]):
 
     def prefetch(self, keys: Iterable[str]) -> Job:
         """Have shards fetched in the background, in this order, as far as they fit."""
-        wanted = list(keys)
+        wanted = self.keys_of(keys)
         return Job(self, self.call("POST", "/v1/prefetch", {"source": self.source, "keys": wanted})["job"], wanted)
 
     def plan(self, keys: Iterable[str], *, holds: int = 1) -> Plan:
         """Announce the order in which this process will open shards; `holds` of them at once. In force at once."""
-        plan = Plan(self, list(keys), holds)
+        plan = Plan(self, self.keys_of(keys), holds)
         plan.renew()
         self.start(plan)
         return plan
 
     def as_ready(self, keys: Iterable[str]) -> Iterator[Shard]:
         """Opened shards in the order in which they become local; each is closed when the next is asked for."""
-        return as_ready(self, keys)
+        return as_ready(self, self.keys_of(keys))
 
     def status(self) -> dict[str, Any]:
         """The daemon's state, as `GET /v1/status` says it."""

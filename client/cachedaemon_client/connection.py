@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from cachedaemon_client import process
-from cachedaemon_client.errors import CacheError, DaemonUnavailable, from_answer
+from cachedaemon_client.errors import CacheError, DaemonUnavailable, Refused, from_answer
 from cachedaemon_client.wire import GENERATION, Answer, request
 
 _AGAIN = frozenset(
@@ -117,6 +117,10 @@ class Connection:
         """In a forked child: the connection is the parent's."""
         self.close()
 
+    def __del__(self) -> None:
+        """A client that was dropped without `close`, or a thread that ended, leaves no warning of its socket."""
+        self.close()
+
 
 class Pause:
     """The waits between tries: random, growing from 10 ms to half a second, never past the deadline."""
@@ -195,9 +199,7 @@ def unavailable(path: str, cause: BaseException, source: str | None = None, key:
     """What a reader is told when the daemon could not be asked."""
     reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
     if isinstance(cause, PermissionError):
-        return DaemonUnavailable(
-            f"no permission to use the socket {path}: {reason}", code="unavailable", source=source, key=key
-        )
+        return Refused(f"no permission to use the socket {path}: {reason}", code="unreachable", source=source, key=key)
     message = f"no daemon at {path}: {reason}"
     return DaemonUnavailable(message, code="unavailable", source=source, key=key, retryable=True)
 

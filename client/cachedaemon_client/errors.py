@@ -52,7 +52,7 @@ class SourceUnknown(CacheError):
 
 
 class Refused(CacheError, PermissionError):
-    """This user may not do that."""
+    """This user may not do that; with code `unreachable`: may not use the daemon's socket."""
 
 
 class BadRequest(CacheError, ValueError):
@@ -64,7 +64,7 @@ class OriginFailed(CacheError):
 
 
 class Corrupt(CacheError):
-    """What the origin sent is not the object."""
+    """What the origin sent is not the object, or a member that is read in place is not what the archive announced."""
 
 
 class BadArchive(CacheError):

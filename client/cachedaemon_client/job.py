@@ -13,22 +13,24 @@ if TYPE_CHECKING:
 
 
 class Counts:
-    """How far a prefetch is, as the daemon last said. The base of both clients' jobs."""
+    """How far a prefetch is, as the daemon last said: nothing yet before the first `refresh`. The base of both clients' jobs."""
 
     def __init__(self, source: str, job: str, keys: list[str] | None) -> None:
         self._body: dict[str, Any] = {"source": source} if keys is None else {"source": source, "keys": keys}
         self.id = job
         self.state = "running"
         """running, done, partial (the rest would displace what nobody has read yet) or failed."""
-        self.total = 0
+        self.total = len(keys or ())
         self.done = 0
         self.failed = 0
         self.bytes = 0
         self.errors: list[dict[str, Any]] = []
+        self._asked = False
 
     def _take(self, said: dict[str, Any]) -> None:
         self.state, self.total, self.done = said["state"], said["total"], said["done"]
         self.failed, self.bytes, self.errors = said["failed"], said["bytes"], said["errors"]
+        self._asked = True
 
     def _is_lost(self, cause: CacheError) -> bool:
         """Whether the job went with its daemon. It is begun again then: what it brought counts as done at once."""
@@ -41,7 +43,12 @@ class Counts:
 
     def __repr__(self) -> str:
         """For people."""
-        return f"<Job {self.id} {self.state} {self.done}/{self.total}>"
+        far = (
+            f"{self.state} {self.done}/{self.total}"
+            if self._asked
+            else f"of {self.total} keys, not asked yet: refresh()"
+        )
+        return f"<Job {self.id} {far}>"
 
 
 class Job(Counts):

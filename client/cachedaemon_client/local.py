@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -12,7 +12,7 @@ from cachedaemon_client import places, process, view
 from cachedaemon_client.errors import BadRequest, CacheError, DaemonUnavailable, LocksNotShared, Refused, SourceUnknown
 from cachedaemon_client.folder import WHOLE, OpenFolder
 from cachedaemon_client.lease import Busy, Gone, give_back, take
-from cachedaemon_client.names import is_source
+from cachedaemon_client.names import SOURCE_NAMES, is_source
 from cachedaemon_client.plan import Order
 from cachedaemon_client.reporter import Reporter
 from cachedaemon_client.shard import Shard
@@ -39,11 +39,10 @@ class Local(Generic[P]):
         wait: float = 600,
     ) -> None:
         if not is_source(source):
-            raise BadRequest(f"{source!r} cannot be a source's name", code="bad_request", source=source)
-        if not wait >= 0:
-            raise BadRequest(f"wait = {wait}: allowed are 0 seconds or more", code="bad_request", source=source)
+            message = f"{source!r} cannot be a source's name: allowed are {SOURCE_NAMES}"
+            raise BadRequest(message, code="bad_request", source=source)
         self.source = source
-        self.wait = min(wait, LONGEST_WAIT)
+        self.wait = _seconds(wait, source)
         self._given = (socket, cache_dir)
         try:
             self.socket = places.socket_path(socket)
@@ -98,6 +97,13 @@ class Local(Generic[P]):
     def _missed(self, key: str) -> Shard:
         """A shard that could not be leased at once."""
         raise NotImplementedError
+
+    def keys_of(self, keys: Iterable[str]) -> list[str]:
+        """Several keys, as a list. A single one would be taken for its letters: `BadRequest`."""
+        if isinstance(keys, (str, bytes)):
+            message = f"{keys!r} is one key: allowed is a list of keys, such as [{keys!r}]"
+            raise BadRequest(message, code="bad_request", source=self.source)
+        return list(keys)
 
     def path_of(self, key: str) -> str | None:
         """Where a shard may be leased without asking; None while the daemon must be asked."""
@@ -183,6 +189,7 @@ class Local(Generic[P]):
     def _see(self, known: View | None) -> None:
         """From now on this is what is known of the daemon."""
         self._view = known
+        process.bid_farewell_in_workers()
         if known is not None:
             process.folders.add(os.path.realpath(known.folder) + "/")
         self._shards = WHOLE
@@ -247,6 +254,14 @@ class Local(Generic[P]):
     def __repr__(self) -> str:
         """For people."""
         return f"{type(self).__name__}({self.source!r}, socket={self.socket!r})"
+
+
+def _seconds(wait: Any, source: str) -> float:
+    """A time to wait that can be meant, as far as the daemon allows it."""
+    if not hasattr(wait, "__float__") or not wait >= 0:  # a number of any kind; neither None nor text is one
+        message = f"wait = {wait!r}: allowed are 0 seconds or more; float('inf') is as long as can be"
+        raise BadRequest(message, code="bad_request", source=source)
+    return min(float(wait), LONGEST_WAIT)
 
 
 def _made(

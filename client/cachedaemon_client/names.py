@@ -24,6 +24,8 @@ _ALL_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
 _ESCAPE = r"%(?:[0189A-F][0-9A-F]|2[0-9A-CF]|3[A-F]|40|5[B-E]|60|7[B-F])"
 _SPELLED = re.compile(rf"(?:[A-Za-z0-9_-]|%2E|{_ESCAPE})(?:[A-Za-z0-9._-]|{_ESCAPE})*\Z")
 _SOURCE = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
+SOURCE_NAMES = "lower-case letters, digits, . _ -, a letter or digit first"
+"""What may be the name of a source, in words."""
 
 
 def name_of(key: str) -> str:
@@ -69,5 +71,5 @@ def is_shortened(name: str) -> bool:
 
 
 def is_source(name: str) -> bool:
-    """Whether this may be the name of a source: lower-case letters, digits, `.`, `_`, `-`, no sign first."""
+    """Whether this may be the name of a source: `SOURCE_NAMES`."""
     return _SOURCE.match(name) is not None

@@ -65,12 +65,19 @@ class Order:
         return self._epoch != alive[0]
 
     def _hold(self, path: str) -> None:
-        self._let_go()
-        with contextlib.suppress(Gone, Busy):  # ended again already: the next generation makes it anew
-            self._descriptor = hold_plan(path)
+        """Hold the file anew before the old hold ends: at no moment may the daemon find it free."""
+        before, self._descriptor = self._descriptor, -1
+        try:
+            with contextlib.suppress(Gone, Busy):  # ended again already: the next generation makes it anew
+                self._descriptor = hold_plan(path)
+        finally:
+            self._give_back(before)
 
     def _let_go(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
+        self._give_back(descriptor)
+
+    def _give_back(self, descriptor: int) -> None:
         if descriptor >= 0 and not self._inert:
             give_back(descriptor)
 

@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import sys
 from typing import Protocol
 from weakref import WeakSet
 
@@ -109,6 +110,24 @@ def _is_leased(descriptor: int) -> bool:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+_promised = [0]
+"""The process whose end by multiprocessing is known to us."""
+
+
+def bid_farewell_in_workers() -> None:
+    """Have the last words said at the end of a forked worker too: multiprocessing ends it by `os._exit`, without atexit.
+
+    Whoever started one has `multiprocessing.util` loaded; nobody else pays for it.
+    """
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    util = sys.modules.get("multiprocessing.util")
+    if util is None or multiprocessing is None or multiprocessing.parent_process() is None:
+        return
+    if _promised[0] != os.getpid():
+        _promised[0] = os.getpid()
+        util.Finalize(None, _farewell, exitpriority=0)
 
 
 @atexit.register

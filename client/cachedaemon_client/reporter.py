@@ -201,3 +201,7 @@ class Reporter:
         if self._link is not None:
             self._link.close()
         self._begin()
+
+    def __del__(self) -> None:
+        """A client that was dropped without `close` leaves no warning of its socket."""
+        self._drop()

@@ -7,13 +7,15 @@ import json
 import os
 import stat
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from cachedaemon_client import process
+from cachedaemon_client.errors import Corrupt
 from cachedaemon_client.lease import give_back
-from cachedaemon_client.members import MemberReader, Members, StaleTable, Truncated
+from cachedaemon_client.members import Damaged, MemberReader, Members, StaleTable, Truncated
 from cachedaemon_client.process import alive
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 INDEXED = (".zip", ".tar")
 """Endings of the archives that have a member table."""
+CHANGED = (Truncated, StaleTable)
+"""Shard and table do not fit together (any more): the daemon is asked to look."""
+WRONG = (*CHANGED, Damaged)
+
+T = TypeVar("T")
 
 
 class Shard:
@@ -78,23 +85,42 @@ class Shard:
         return (self._reader or self._opened()).members
 
     def read(self, member: str | int) -> bytes:
-        """The bytes of a member, by name or index."""
+        """The bytes of a member, by name or index. `Corrupt` when it is not what the archive announced."""
         try:
             return (self._reader or self._opened()).read(member)
-        except Truncated:
-            return self._renewed().read(member)
+        except WRONG as cause:
+            return self._once_more(MemberReader.read, member, cause)
 
     def view(self, member: str | int) -> memoryview:
         """The bytes of a member without a copy, where it is stored in one piece; it may outlive the lease."""
-        return (self._reader or self._opened()).view(member)
+        try:
+            return (self._reader or self._opened()).view(member)
+        except WRONG as cause:
+            return self._once_more(MemberReader.view, member, cause)
 
     def open(self, member: str | int) -> BinaryIO:
         """A member as a binary file."""
-        return (self._reader or self._opened()).open(member)
+        try:
+            return (self._reader or self._opened()).open(member)
+        except WRONG as cause:
+            return self._once_more(MemberReader.open, member, cause)
 
     def locate(self, member: str | int) -> tuple[Path, int, int]:
         """Path, offset and length of a member that is stored in one piece, for direct I/O."""
-        return (self._reader or self._opened()).locate(member)
+        try:
+            return (self._reader or self._opened()).locate(member)
+        except WRONG as cause:
+            return self._once_more(MemberReader.locate, member, cause)
+
+    def _once_more(self, way: Callable[[MemberReader, str | int], T], member: str | int, cause: Exception) -> T:
+        """After the daemon has looked at a shard that does not fit its table. What was damaged before it came stays so."""
+        try:
+            if isinstance(cause, Damaged):
+                raise cause
+            return way(self._renewed(), member)
+        except WRONG as wrong:
+            message = f"{self._cache.source}/{self.key}: member {member!r}: {_reason(wrong)}"
+            raise Corrupt(message, code="corrupt", source=self._cache.source, key=self.key) from wrong
 
     def _opened(self) -> MemberReader:
         if self.closed:
@@ -169,6 +195,10 @@ class Shard:
         """End the lease."""
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        """A lease cannot travel."""
+        raise TypeError(f"the shard {self.key!r} is a lease of this process: send the key instead, and open it there")
+
     def __repr__(self) -> str:
         """For people."""
         return f"<Shard {self.key!r} {'closed' if self.closed else self._place}>"
@@ -178,3 +208,7 @@ class Shard:
         if self._descriptor >= 0 and self._epoch == alive[0]:
             self.close()
             warnings.warn(f"the shard {self.key!r} was never closed", ResourceWarning, stacklevel=2)
+
+
+def _reason(wrong: Exception) -> str:
+    return (isinstance(wrong, OSError) and wrong.strerror) or str(wrong)

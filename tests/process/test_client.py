@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
+import pickle
+import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,6 +243,59 @@ def test_what_somebody_put_in_a_shard_s_place(cache: ShardCache, daemon: Daemon,
     {"link": lambda: path.symlink_to("/etc/hostname"), "fifo": lambda: os.mkfifo(path), "gone": lambda: None}[what]()
     with cache.open(KEYS[0]) as shard:
         assert good(shard.path, KEYS[0])
+
+
+# --- members that are not what they were
+
+
+@pytest.mark.parametrize("way", ["read", "view"])
+def test_a_shard_truncated_behind_the_back_is_brought_again(cache: ShardCache, daemon: Daemon, way: str) -> None:
+    """By every way to read, under a lease that was taken before."""
+    name = list(MEMBERS)[-1]
+    with cache.open("images.zip") as shard:
+        assert list(shard.members) == list(MEMBERS)
+        path = daemon.cache / "shards/s/images.zip"
+        path.chmod(0o600)
+        os.truncate(path, 100)
+        assert bytes(getattr(shard, way)(name)) == MEMBERS[name]
+        assert shard.locate(name)[2] == len(MEMBERS[name])
+
+
+@pytest.mark.parametrize("way", ["read", "view", "open", "locate"])
+def test_a_damaged_table_is_told_in_the_client_s_words(cache: ShardCache, daemon: Daemon, way: str) -> None:
+    """The daemon is asked once; what it cannot mend names shard and member."""
+    name = next(iter(MEMBERS))
+    table = daemon.cache / "members/s/images.zip"
+    daemon.path("s", "images.zip")
+    table.chmod(0o600)
+    with table.open("r+b") as file:
+        file.seek(128)  # the first member's offset
+        file.write((1 << 60).to_bytes(8, sys.byteorder))
+    with cache.open("images.zip") as shard:
+        with pytest.raises(errors.Corrupt, match=rf"s/images\.zip: member '{name}': .*damaged") as caught:
+            getattr(shard, way)(name)
+        assert (caught.value.code, caught.value.source, caught.value.key) == ("corrupt", "s", "images.zip")
+        assert shard.read(1) == list(MEMBERS.values())[1], "the others are read all the same"
+
+
+def test_a_member_that_does_not_inflate_is_corrupt(origin: Origin, cache: ShardCache) -> None:
+    """Only reading it can tell, unless the source has verify_members."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("a.txt", b"spam and eggs " * 100)
+    data = bytearray(packed.getvalue())
+    data[30 + len("a.txt") + 5] ^= 0xFF
+    origin.put("flipped.zip", data=bytes(data))
+    with cache.open("flipped.zip") as shard:
+        for way in (shard.read, shard.view, shard.open):
+            with pytest.raises(errors.Corrupt, match=r"s/flipped\.zip: member 'a\.txt': "):
+                way("a.txt")
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy])
+def test_a_shard_is_not_sent_to_other_processes(cache: ShardCache, send: Any) -> None:
+    with cache.open(KEYS[0]) as shard, pytest.raises(TypeError, match=f"'{KEYS[0]}' .* send the key instead"):
+        send(shard)
 
 
 # --- locks that are not shared

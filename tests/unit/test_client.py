@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import errno
+import gc
 import json
 import os
 import pickle
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,11 +129,32 @@ def test_where_the_socket_is_looked_for(folder: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", [ShardCache, aio.ShardCache])
 @pytest.mark.parametrize(
-    "how", [{"source": "A/B"}, {"source": ""}, {"source": "s", "wait": -1}, {"wait": float("nan")}]
+    "how", [{"source": "A/B"}, {"source": ""}, *({"wait": wait} for wait in (-1, float("nan"), None, "60", [1]))]
 )
 def test_settings_that_cannot_be(kind: Any, how: dict[str, Any]) -> None:
-    with pytest.raises(errors.BadRequest):
+    """The message says what is allowed."""
+    with pytest.raises(errors.BadRequest, match="allowed are"):
         kind(**({"source": "s"} | how))
+
+
+@pytest.mark.parametrize("kind", [ShardCache, aio.ShardCache])
+@pytest.mark.parametrize("how", ["prefetch", "plan", "as_ready"])
+def test_a_key_in_the_place_of_several_is_not_taken_for_its_letters(kind: Any, how: str) -> None:
+    async def ask(cache: aio.ShardCache) -> None:
+        asked = getattr(cache, how)("images-1.zip")
+        await (asked if how == "prefetch" else anext(asked))
+
+    cache = kind("s", socket="/nobody.sock", wait=0)
+    with pytest.raises(errors.BadRequest, match=r"'images-1\.zip' is one key: .*\['images-1\.zip'\]"):
+        getattr(cache, how)("images-1.zip") if kind is ShardCache else asyncio.run(ask(cache))
+
+
+def test_a_job_that_has_not_been_asked_for_says_so(folder: Path) -> None:
+    said = {"job": "j", "state": "done", "total": 2, "done": 2, "failed": 0, "bytes": 7, "errors": []}
+    with scripted(folder / "s", lambda _: answer(200, said)), ShardCache("s", socket=folder / "s") as cache:
+        job = cache.prefetch(["a", "b"])
+        assert (job.total, repr(job)) == (2, "<Job j of 2 keys, not asked yet: refresh()>")
+        assert repr(job.refresh()) == "<Job j done 2/2>"
 
 
 @pytest.mark.parametrize("kind", [ShardCache, aio.ShardCache])
@@ -261,6 +285,60 @@ def test_other_errors_are_raised_at_once(folder: Path, code: str) -> None:
             call(link, "GET", "/", wait=20)
         assert len(daemon.heard) == 1
         link.close()
+
+
+def test_a_socket_that_this_user_may_not_use(folder: Path, as_user: Any) -> None:
+    """No daemon is waited for; what is raised is Refused, told apart from the daemon's own refusals by its code."""
+    path = folder / "d.sock"
+    snippet = f"""
+import json, time
+from cachedaemon_client import Refused, ShardCache
+began = time.monotonic()
+try:
+    ShardCache("s", socket={str(path)!r}, wait=60).open("k")
+except Refused as cause:
+    print(json.dumps([isinstance(cause, PermissionError), cause.code, cause.retryable, str(cause)]))
+assert time.monotonic() - began < 30
+"""
+    with scripted(path, lambda _: answer(200, {})):
+        path.chmod(0)
+        folder.chmod(0o755)
+        ran = as_user.run([sys.executable, "-c", snippet])
+    assert ran.returncode == 0, ran.stderr
+    kind, code, retryable, message = json.loads(ran.stdout)
+    assert (kind, code, retryable) == (True, "unreachable", False)
+    assert f"no permission to use the socket {path}" in message
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_client_that_is_dropped_leaves_no_warning(folder: Path) -> None:
+    """Neither of its connection nor of its reports'; a thread's connection ends with the thread."""
+    with scripted(folder / "s", lambda _: answer(200, {})):
+        cache = ShardCache("s", socket=folder / "s")
+        cache.status()
+        thread = threading.Thread(target=cache.status)
+        thread.start()
+        thread.join()
+        cache._uses.append(("k", time.monotonic()))
+        cache._report()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            del cache
+            gc.collect()
+        assert not [str(one.message) for one in caught]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_client_for_asyncio_that_is_dropped_leaves_no_warning(folder: Path) -> None:
+    async def ask() -> None:
+        await aio.ShardCache("s", socket=folder / "s").status()
+        gc.collect()
+
+    with scripted(folder / "s", lambda _: answer(200, {})), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(ask())
+        gc.collect()
+    assert not [str(one.message) for one in caught]
 
 
 def test_stopping_to_the_end_is_what_is_said(folder: Path) -> None:
