@@ -251,9 +251,9 @@ class Cache:
                 return proved
             async for attempt in tries(flight, self.retries, self._metrics, stops=self._stops):
                 async with attempt, self._staging(flight) as staged:
-                    async with self.turns.turn(flight), source.origin.open(ref.key) as stream:
+                    async with self.turns.turn(flight) as part, source.origin.open(ref.key) as stream:
                         landing = Landing(self._store, staged, flight, self._metrics, self.ledger.caps.max_bytes)
-                        async with contextlib.aclosing(landing.needs(stream)) as needs:
+                        async with contextlib.aclosing(landing.needs(stream, part)) as needs:
                             async for need in needs:
                                 await self._reserve(flight, need)
                         self._metrics.fetch.labels(ref.source).observe(time.monotonic() - began)

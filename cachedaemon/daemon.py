@@ -63,7 +63,7 @@ class Daemon:
         self.sources.configure(settings.sources, settings.fetch, anew=True)
         self.store = Store(Layout(cache.dir), Modes.for_group(settings.server.socket_group))
         self.workers = Workers(limits=_limits(settings), most=CHECKERS)
-        self.turns = Turns(settings.fetch.concurrency, self.sources.limits())
+        self.turns = Turns(settings.fetch.concurrency, self.sources.limits(), self.sources.rates())
         self.cache = Cache(
             ledger=Ledger(_caps(settings)),
             store=self.store,
@@ -218,7 +218,7 @@ class Daemon:
         self.cache.retries = new.fetch.retries
         self.cache.grace.seconds = new.cache.grace
         self.workers.limits = _limits(new)
-        self.turns.limit(new.fetch.concurrency, self.sources.limits())
+        self.turns.limit(new.fetch.concurrency, self.sources.limits(), self.sources.rates())
         logging.getLogger().setLevel(new.log.level.upper())
         self.cache.room.changed()
         for one in replaced:

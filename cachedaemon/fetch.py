@@ -14,6 +14,7 @@ from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, NoSpace, OriginUn
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import BLOCK, Need, blocks
 from cachedaemon.origins import Stream
+from cachedaemon.pace import Paces, Part
 from cachedaemon.store import Staged, Store
 
 FIRST_PAUSE = 0.2
@@ -29,19 +30,22 @@ STEP_LEAST, STEP_MOST = 1 << 20, 32 << 20
 class Turns:
     """Places for transfers, over all sources and per source; demand first, then the order of asking.
 
-    An origin that says `Retry-After` gets no new transfer of its source before that.
+    An origin that says `Retry-After` gets no new transfer of its source before that. `rates` are bandwidths per source, in
+    bytes per second, 0 for no limit.
     """
 
-    def __init__(self, total: int, per_source: Mapping[str, int]) -> None:
+    def __init__(self, total: int, per_source: Mapping[str, int], rates: Mapping[str, int]) -> None:
         self._total = total
         self._per_source = dict(per_source)
+        self._paces = Paces(rates)
         self._running: dict[str, int] = {}
         self._waiting: list[tuple[Flight, asyncio.Future[None]]] = []
         self._held: dict[str, float] = {}
 
-    def limit(self, total: int, per_source: Mapping[str, int]) -> None:
-        """Change the limits; transfers under way go on."""
+    def limit(self, total: int, per_source: Mapping[str, int], rates: Mapping[str, int]) -> None:
+        """Change the limits; transfers under way go on, at the new bandwidth."""
         self._total, self._per_source = total, dict(per_source)
+        self._paces.limit(rates)
         self._next()
 
     def demand_waits(self) -> bool:
@@ -49,8 +53,8 @@ class Turns:
         return any(flight.demand for flight, _ in self._waiting)
 
     @asynccontextmanager
-    async def turn(self, flight: Flight) -> AsyncIterator[None]:
-        """Wait for a place, and keep it for the block."""
+    async def turn(self, flight: Flight) -> AsyncIterator[Part]:
+        """Wait for a place, and keep it for the block, with a part of the source's bandwidth."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((flight, place))
         self._next()
@@ -63,7 +67,7 @@ class Turns:
                 self._leave(flight)
             raise
         try:
-            yield
+            yield self._paces.part(flight.ref.source)
         except OriginUnavailable as cause:
             self._hold(flight.ref.source, cause.retry_after or 0.0)
             raise
@@ -194,8 +198,8 @@ class Landing:
         self._bytes = metrics.origin_bytes.labels(flight.ref.source)
         self._most = most
 
-    async def needs(self, stream: Stream) -> AsyncGenerator[Need, None]:
-        """Write the stream to staging. Raises `Cut` when its length is not as announced."""
+    async def needs(self, stream: Stream, part: Part) -> AsyncGenerator[Need, None]:
+        """Write the stream to staging, at the part of the bandwidth that it has. Raises `Cut` when its length is not as announced."""
         size = stream.size
         if size is not None:
             yield Need(blocks(size), INODES)
@@ -206,6 +210,7 @@ class Landing:
         async for pieces in stream.pieces():
             count = sum(len(piece) for piece in pieces)
             self._bytes.inc(count)
+            await part.take(count)
             after = self._staged.size + count
             if size is None and after > room:
                 room = self._more(after)

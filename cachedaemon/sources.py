@@ -73,6 +73,10 @@ class Sources:
         """Transfers at once, per source."""
         return {name: source.settings.concurrency for name, source in self._all.items()}
 
+    def rates(self) -> dict[str, int]:
+        """Bytes per second, per source; 0: no limit."""
+        return {name: source.settings.bandwidth for name, source in self._all.items()}
+
     def shard(self, source: str, key: str) -> tuple[Configured, Ref]:
         """The source and the reference of a shard that is asked for; `BadRequest` for an impossible key."""
         configured = self[source]

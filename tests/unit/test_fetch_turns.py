@@ -64,7 +64,7 @@ class Ground:
 @pytest.mark.asyncio
 async def test_who_holds_room_goes_first() -> None:
     """A prefetch that got room while it had no turn must not wait for demands that wait for just that room."""
-    ground = Ground(Turns(1, {"s": 1}))
+    ground = Ground(Turns(1, {"s": 1}, {}))
     holder = flight(9, demand=False)
     holder.slot = True
     await ground.start(flight(1), flight(2), holder, flight(3))
@@ -75,7 +75,7 @@ async def test_who_holds_room_goes_first() -> None:
 
 @pytest.mark.asyncio
 async def test_demand_goes_before_prefetch_and_then_the_order_of_asking() -> None:
-    ground = Ground(Turns(1, {"s": 1}))
+    ground = Ground(Turns(1, {"s": 1}, {}))
     raised = flight(2, demand=False)
     await ground.start(flight(1), raised, flight(3, demand=False), flight(5), flight(4))
     seen = []
@@ -94,12 +94,12 @@ async def test_demand_goes_before_prefetch_and_then_the_order_of_asking() -> Non
 
 @pytest.mark.asyncio
 async def test_limits_hold_per_source_and_over_all_and_none_blocks_another_source() -> None:
-    ground = Ground(Turns(3, {"s": 2, "t": 2}))
+    ground = Ground(Turns(3, {"s": 2, "t": 2}, {}))
     await ground.start(*(flight(n) for n in range(4)), *(flight(n, source="t") for n in range(10, 14)))
     assert ground.running == [0, 1, 10], "two of s, and the third place goes to t"
     await ground.end(0)
     assert ground.running == [1, 10, 2]
-    ground.turns.limit(6, {"s": 3, "t": 2})
+    ground.turns.limit(6, {"s": 3, "t": 2}, {})
     await ground.settle()
     assert sorted(ground.running) == [1, 2, 3, 10, 11]
     await ground.close()
@@ -107,7 +107,7 @@ async def test_limits_hold_per_source_and_over_all_and_none_blocks_another_sourc
 
 @pytest.mark.asyncio
 async def test_a_cancelled_wait_takes_no_place_and_a_cancelled_transfer_gives_its_back() -> None:
-    ground = Ground(Turns(1, {"s": 1}))
+    ground = Ground(Turns(1, {"s": 1}, {}))
     await ground.start(flight(1), flight(2), flight(3))
     ground.tasks[2].cancel()
     await ground.settle()
@@ -124,7 +124,7 @@ async def test_a_cancelled_wait_takes_no_place_and_a_cancelled_transfer_gives_it
 @given(plan=st.lists(st.tuples(st.sampled_from(["start", "end", "cancel", "both"]), st.integers(0, 5)), max_size=30))
 async def test_no_place_is_ever_lost(plan: list[tuple[str, int]]) -> None:
     """Whatever is cancelled or ends, also both in one turn of the loop: all places can be had afterwards."""
-    ground, number = Ground(Turns(2, {"s": 2})), 0
+    ground, number = Ground(Turns(2, {"s": 2}, {})), 0
     for what, which in plan:
         if what == "start":
             number += 1
@@ -146,7 +146,7 @@ async def test_no_place_is_ever_lost(plan: list[tuple[str, int]]) -> None:
 @pytest.mark.asyncio
 async def test_an_origin_that_asks_for_a_pause_gets_it_from_all_and_other_sources_go_on() -> None:
     """C-15: no request before `Retry-After`, of whatever shard."""
-    ground, loop = Ground(Turns(4, {"s": 1, "t": 1})), asyncio.get_running_loop()
+    ground, loop = Ground(Turns(4, {"s": 1, "t": 1}, {})), asyncio.get_running_loop()
     await ground.start(flight(1), flight(2))
     began = loop.time()
     await ground.end(1, OriginUnavailable("busy", retry_after=0.4))
@@ -162,7 +162,7 @@ async def test_an_origin_that_asks_for_a_pause_gets_it_from_all_and_other_source
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_a_source_is_never_held_for_long_because_of_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "LONGEST_HOLD", 0.05)
-    ground = Ground(Turns(4, {"s": 1}))
+    ground = Ground(Turns(4, {"s": 1}, {}))
     await ground.start(flight(1), flight(2))
     await ground.end(1, OriginUnavailable("busy", retry_after=300))
     async with asyncio.timeout(20):
