@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from cachedaemon.fetch import INODES, Impatient, Landing, Stops, Turns, tries
 from cachedaemon.grace import Grace, Promise
 from cachedaemon.ledger import Ledger
 from cachedaemon.locks import Holders
+from cachedaemon.logs import tell_failure
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Meta, Need, Ref, Validators
 from cachedaemon.room import Partial, Room, cache_full
@@ -32,6 +34,8 @@ from cachedaemon.store.disk import file_digest
 from cachedaemon.trash import Trash
 from cachedaemon_client import lease
 from cachedaemon_client.names import name_of
+
+log = logging.getLogger(__name__)
 
 PATIENCE = 10.0
 """Seconds that an origin is kept waiting with an open answer while there is no room."""
@@ -261,6 +265,7 @@ class Cache:
                     meta = _meta(ref, arrived, stream.validators)
                     published = await self._store.publish(ref, staged, arrived.sealed, meta)
                     promises = self._commit(flight, arrived, published)
+                    log.debug("%s is here: %d bytes, %.2f s", ref, arrived.size, time.monotonic() - began)
         except asyncio.CancelledError:
             if self._stopping:
                 raise Stopping(f"{ref}: the daemon is stopping") from None
@@ -269,6 +274,7 @@ class Cache:
             raise
         except CacheDaemonError as cause:
             self._events.tell("failed", ref, code=cause.code)
+            tell_failure(log, ref, cause)
             raise
         finally:
             self.ledger.land(flight)
@@ -324,7 +330,7 @@ class Cache:
         given = archive_tree.Modes(modes.file, modes.folder, modes.group)
         async with self._workers.unpack(kind, Path(staged.path), Path(folder), given) as unpacking:
             async for need in unpacking:
-                flight.written = flight.room.bytes  # what was granted before has been used up
+                flight.written, flight.made = flight.room  # what was granted before has been used up
                 await self.room.reserve(flight, Need(packed.bytes + need.bytes, packed.inodes + need.inodes))
         result = unpacking.result
         await self._store.drop_packed(staged)
@@ -396,9 +402,12 @@ class Cache:
             else:
                 return
 
-    def size_of(self, source: str, key: str) -> int:
-        """Bytes of a shard that is here, else 0."""
-        entry = self.ledger.get(Ref(source, key))
+    def bytes_of(self, source: str, key: str) -> int:
+        """Bytes of a shard that is here, or what has come so far of one that is on its way."""
+        ref = Ref(source, key)
+        if (flight := self.ledger.flights.get(ref)) is not None:
+            return flight.arrived
+        entry = self.ledger.get(ref)
         return entry.size if entry is not None else 0
 
     async def lose(self, entry: Entry) -> None:

@@ -137,6 +137,7 @@ class Daemon:
             events=self.events,
             metrics=self.metrics,
             view=self.view,
+            look_at_plans=self.upkeep.look_at_plans,
             policy=lambda: self.settings.cache.policy,
             admin_group=self.settings.server.admin_group,
         )

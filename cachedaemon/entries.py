@@ -45,6 +45,10 @@ class Flight:
     """Its size is not known beforehand."""
     written: int = 0
     """Bytes of its room that are on the disk already."""
+    made: int = 0
+    """Inodes of its room likewise, of what is unpacked."""
+    arrived: int = 0
+    """Bytes of the object that have come in this try."""
     size: int | None = None
     """Bytes, as the origin announced in the last try."""
     wanted: Need | None = None
@@ -52,9 +56,14 @@ class Flight:
     cause: Exception | None = None
     """Why the last try failed."""
 
+    def empty(self) -> None:
+        """Nothing of a try is on the disk (any more)."""
+        self.written = self.made = self.arrived = 0
+
     def give_back(self) -> None:
         """Start anew: the reservation ends, the place in the order stays."""
-        self.room, self.slot, self.growing, self.written = Need(0, 0), False, False, 0
+        self.room, self.slot, self.growing = Need(0, 0), False, False
+        self.empty()
 
     @property
     def rank(self) -> tuple[bool, bool, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from cachedaemon.model import BLOCK, Need, blocks
 from cachedaemon.origins import Stream
 from cachedaemon.pace import Paces, Part
 from cachedaemon.store import Staged, Store
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
@@ -137,7 +140,7 @@ class Try:
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
         self._stops[self._flight] = self.stop
-        self._flight.written = 0
+        self._flight.empty()
         return self
 
     async def __aexit__(
@@ -147,7 +150,7 @@ class Try:
         del self._stops[self._flight]
         if self._stopped and task is not None and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
             error = Stopped()
-        self._flight.written = 0
+        self._flight.empty()
         if isinstance(error, Stopped | NoSpace):
             self._flight.give_back()
         if isinstance(error, CacheDaemonError):
@@ -177,8 +180,10 @@ async def tries(flight: Flight, retries: int, metrics: Metrics, *, stops: Stops)
             flight.cause = cause
             if failed >= retries:
                 raise cause
-            await asyncio.sleep(pause(failed, cause))
+            seconds = pause(failed, cause)
             failed += 1
+            log.debug("%s: try %d failed, the next comes in %.1f s: %s", flight.ref, failed, seconds, cause)
+            await asyncio.sleep(seconds)
 
 
 def pause(failed: int, cause: CacheDaemonError) -> float:
@@ -199,7 +204,10 @@ class Landing:
         self._most = most
 
     async def needs(self, stream: Stream, part: Part) -> AsyncGenerator[Need, None]:
-        """Write the stream to staging, at the part of the bandwidth that it has. Raises `Cut` when its length is not as announced."""
+        """Write the stream to staging, no faster than its part of the bandwidth lets it.
+
+        Raises `Cut` when its length is not as announced.
+        """
         size = stream.size
         if size is not None:
             yield Need(blocks(size), INODES)
@@ -218,7 +226,7 @@ class Landing:
             elif size is not None and after > size:
                 raise Cut(f"{self._flight.ref}: got over {size} bytes, which the origin announced")
             await self._store.write(self._staged, pieces)
-            self._flight.written = self._staged.size
+            self._flight.written = self._flight.arrived = self._staged.size
         if size is not None and self._staged.size != size:
             raise Cut(f"{self._flight.ref}: got {self._staged.size} of {size} bytes")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Never, NotNow, Verdict, Yield
 from cachedaemon.model import Caps, Disk, Need, Ref
@@ -205,7 +205,8 @@ class Ledger:
         inodes = -1
         if disk.inodes:
             kept = caps.min_free.of_inodes(disk.inodes, disk.total)
-            inodes = nodes + sum(other.room.inodes for other in flights) - (disk.free_inodes - kept)
+            to_make = sum(max(0, other.room.inodes - other.made) for other in flights)
+            inodes = nodes + to_make - (disk.free_inodes - kept)
         return _Short(shards, room, inodes)
 
     def _make_room(self, flight: Flight, short: _Short, disk: Disk) -> Verdict:
@@ -229,12 +230,25 @@ class Ledger:
         short.inodes -= self._trash.inodes - self._stuck.inodes
 
     def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool) -> Verdict:
-        if own and not flight.demand:
+        if own and not self._could_go_later(flight, short):
             return Displaces()
         flying = sum(other.slot for other in self.flights.values() if other is not flight)
         if not self._ready and not flying and short.shards <= 0:
             return self._disk_full(short, disk)
         return NotNow(self.leased, flying)
+
+    def _could_go_later(self, flight: Flight, short: _Short) -> bool:
+        """Whether a prefetch gets room without displacing its own, once leases have ended and other transfers landed."""
+        short = replace(short)
+        for entry in self._ready.values():
+            if entry.unread_of != flight.job and (entry in self._busy or entry.ref in self.flights):
+                short.take(entry)
+        for other in self.flights.values():
+            if other.slot and other is not flight and (other.demand or other.job != flight.job):
+                short.shards -= 1
+                short.bytes -= other.room.bytes
+                short.inodes -= other.room.inodes
+        return not short.any()
 
     def _disk_full(self, short: _Short, disk: Disk) -> DiskFull:
         return DiskFull(max(0, short.bytes), max(0, short.inodes), disk.free, self.caps.min_free.of(disk.total))

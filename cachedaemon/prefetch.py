@@ -28,6 +28,10 @@ class Job:
     done: int = 0
     failed: int = 0
     bytes: int = 0
+    """Of the keys that are done."""
+    under_way: list[str] = field(default_factory=list)
+    full: bool = False
+    """The next key would have displaced what the job brought and nobody has read."""
     errors: list[dict[str, str]] = field(default_factory=list)
     ended: float | None = None
 
@@ -65,6 +69,10 @@ class Prefetch:
         except KeyError:
             raise NotFound(f"no job {name!r}: jobs are kept for an hour after their end") from None
 
+    def bytes_of(self, job: Job) -> int:
+        """Bytes that a job has so far: of its shards that are here, and what has come of those on their way."""
+        return job.bytes + sum(self._cache.bytes_of(job.source, key) for key in job.under_way)
+
     def _forget(self) -> None:
         limit = time.monotonic() - KEPT
         for name in [name for name, job in self._jobs.items() if job.ended is not None and job.ended < limit]:
@@ -73,12 +81,13 @@ class Prefetch:
     async def _run(self, job: Job, keys: list[str]) -> None:
         """Bring the keys in order, several at once; stop where the rest would displace unread ones."""
         waiting = iter(keys)
-        full = asyncio.Event()
+        over = asyncio.Event()
 
         async def bring() -> None:
             for key in waiting:
-                if full.is_set() or not await self._bring(job, key):
-                    full.set()
+                if not await self._bring(job, key):
+                    over.set()
+                if over.is_set():
                     return
 
         try:
@@ -86,18 +95,23 @@ class Prefetch:
                 for _ in range(min(len(keys), self._width(job.source))):
                     group.create_task(bring())
         finally:
-            job.state = "partial" if full.is_set() else "failed" if job.done < job.total else "done"
+            job.state = "partial" if job.full else "failed" if job.done < job.total else "done"
             job.ended = time.monotonic()
 
     async def _bring(self, job: Job, key: str) -> bool:
+        """Whether the job goes on after this key."""
+        job.under_way.append(key)
         try:
             here = await self._cache.bring(job.source, key, job.id)
         except CacheDaemonError as cause:
             job.fail(key, cause)
             return cause.code != "stopping"
+        finally:
+            job.under_way.remove(key)
         if here:
             job.done += 1
-            job.bytes += self._cache.size_of(job.source, key)
+            job.bytes += self._cache.bytes_of(job.source, key)
+        job.full |= not here
         return here
 
     async def close(self) -> None:

@@ -86,6 +86,7 @@ class Trash:
             self._metrics.evictions.labels(ref.source, reason).inc()
             self._gone(entry, path)
             self._events.tell("evicted", ref, reason=reason)
+            log.debug("%s is evicted: %s", ref, reason)
 
     async def discard(self, entry: Entry) -> None:
         """Move a damaged shard to trash, whoever holds it."""
@@ -93,6 +94,7 @@ class Trash:
             await self._discard(entry)
         self._metrics.evictions.labels(entry.ref.source, "damaged").inc()
         self._events.tell("evicted", entry.ref, reason="damaged")
+        log.debug("%s is evicted: damaged", entry.ref)
         self._changed()
 
     async def _discard(self, entry: Entry) -> None:

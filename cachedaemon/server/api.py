@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -46,6 +47,7 @@ class Api:
         events: Events,
         metrics: Metrics,
         view: View,
+        look_at_plans: Callable[[], Awaitable[None]],
         policy: Callable[[], str],
         admin_group: int | None,
     ) -> None:
@@ -56,6 +58,7 @@ class Api:
         self._events = events
         self._metrics = metrics
         self._view = view
+        self._look_at_plans = look_at_plans
         self._policy = policy
         self._admin_group = admin_group
         self._promises = Promises(cache.grace)
@@ -104,9 +107,17 @@ class Api:
             hits += not self._promises.end(request, ref)
         if hits:
             self._metrics.requests.labels(said.source, "hit").inc(hits)
-        if said.plan is not None and not self._plans.move(said.plan, said.position, time.monotonic()):
-            raise NotFound(f"no plan {said.plan!r}")
+        if said.plan is not None:
+            await self._moved(said.plan, said.position)
         return web.Response(status=204)
+
+    async def _moved(self, name: str, position: int | None) -> None:
+        """A plan was heard of. The first time that it is, its owner has its lock: seen now, its loss will end the plan."""
+        if not self._plans.move(name, position, time.monotonic()):
+            raise NotFound(f"no plan {name!r}")
+        if (plan := self._plans.get(name)) is not None and not plan.seen_held:
+            with contextlib.suppress(OSError):  # the look that comes each second tells
+                await self._look_at_plans()
 
     async def prefetch(self, request: web.Request) -> web.StreamResponse:
         """Bring shards ahead."""
@@ -118,7 +129,8 @@ class Api:
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """How far a prefetch is."""
-        return web.json_response(_job(self._prefetch.get(request.match_info["job"])))
+        job = self._prefetch.get(request.match_info["job"])
+        return web.json_response(_job(job, self._prefetch.bytes_of(job)))
 
     async def put_plan(self, request: web.Request) -> web.StreamResponse:
         """Take a plan into force."""
@@ -205,14 +217,14 @@ class Api:
                 await response.write(f"event: {event.name}\ndata: {data}\n\n".encode())
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: Job, size: int) -> dict[str, Any]:
     return {
         "job": job.id,
         "state": job.state,
         "total": job.total,
         "done": job.done,
         "failed": job.failed,
-        "bytes": job.bytes,
+        "bytes": size,
         "errors": job.errors,
     }
 

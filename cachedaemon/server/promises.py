@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -13,34 +15,47 @@ from cachedaemon.model import Ref
 KEPT = 60.0
 """Seconds that a promise is known after its answer: a touch that ends it late still counts as no use of its own."""
 
+_Given = OrderedDict[Ref, tuple[float, list[Promise]]]
+
 
 class Promises:
-    """Promises by connection and shard. A connection is known by its protocol, which is kept so that none takes its id."""
+    """Promises by connection and shard.
+
+    A connection is known by its transport, and what was given on it is forgotten with it: no other is taken for it, and
+    clients that come and go leave nothing behind.
+    """
 
     def __init__(self, grace: Grace) -> None:
         self._grace = grace
-        self._given: OrderedDict[tuple[object, Ref], tuple[float, list[Promise]]] = OrderedDict()
+        self._given: WeakKeyDictionary[asyncio.Transport, _Given] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        """Connections on which something was given."""
+        return len(self._given)
 
     def keep(self, request: web.Request, ref: Ref, promise: Promise) -> None:
         """An answer went out."""
-        self._forget()
         self._grace.start(promise)
-        place = (request.protocol, ref)
-        _, promises = self._given.pop(place, (0.0, []))
-        self._given[place] = (time.monotonic(), [*promises, promise])
+        if request.transport is None:
+            return
+        given = self._given.setdefault(request.transport, OrderedDict())
+        _forget(given)
+        _, promises = given.pop(ref, (0.0, []))
+        given[ref] = (time.monotonic(), [*promises, promise])
 
     def end(self, request: web.Request, ref: Ref) -> bool:
         """The reader has its lease; False when nothing was promised to it."""
-        place = (request.protocol, ref)
-        _, promises = self._given.get(place, (0.0, []))
-        if not promises:
+        given = self._given.get(request.transport) if request.transport is not None else None
+        if given is None or ref not in given:
             return False
+        _, promises = given[ref]
         self._grace.end(promises.pop())
         if not promises:
-            del self._given[place]
+            del given[ref]
         return True
 
-    def _forget(self) -> None:
-        limit = time.monotonic() - KEPT
-        while self._given and next(iter(self._given.values()))[0] < limit:
-            self._given.popitem(last=False)
+
+def _forget(given: _Given) -> None:
+    limit = time.monotonic() - KEPT
+    while given and next(iter(given.values()))[0] < limit:
+        given.popitem(last=False)

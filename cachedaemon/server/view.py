@@ -52,7 +52,7 @@ class View:
                 "full": self._full(),
             },
             "fetches": [
-                {"source": f.ref.source, "key": f.ref.key, "bytes": f.written, "size": f.size}
+                {"source": f.ref.source, "key": f.ref.key, "bytes": f.arrived, "size": f.size}
                 for f in ledger.flights.values()
             ],
             "waiters": sum(flight.waiters for flight in ledger.flights.values()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ class Plan(Order):
         if not self._inert:
             said = await self._cache.call("PUT", self._target, self._body, wait=wait)
             self._hold(await self._cache.local_path(said["file"]))
+            with contextlib.suppress(CacheError):
+                await self._cache.call("POST", "/v1/touch", self._here, wait=wait)
 
     async def __aiter__(self) -> AsyncIterator[Shard]:
         """Opened shards from the plan's place on, in its order; each is closed when `holds` newer ones are wanted."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cachedaemon_client.errors import BadRequest
+from cachedaemon_client.errors import BadRequest, CacheError
 from cachedaemon_client.lease import Busy, Gone, give_back, hold_plan
 from cachedaemon_client.process import alive
 
@@ -59,6 +59,14 @@ class Order:
     @property
     def _body(self) -> dict[str, Any]:
         return {"source": self._local.source, "keys": self.keys, "position": self.position, "holds": self.holds}
+
+    @property
+    def _here(self) -> dict[str, Any]:
+        """A touch that only tells the place. The first one, after the lock, has the daemon see that the file is held.
+
+        Where it fails the daemon looks by itself, a second later.
+        """
+        return {"source": self._local.source, "used": [], "plan": self.id, "position": self.position}
 
     @property
     def _inert(self) -> bool:
@@ -118,6 +126,8 @@ class Plan(Order):
         if not self._inert:
             said = self._cache.call("PUT", self._target, self._body, wait=wait)
             self._hold(self._cache.local_path(said["file"]))
+            with contextlib.suppress(CacheError):
+                self._cache.call("POST", "/v1/touch", self._here, wait=wait)
 
     def __iter__(self) -> Iterator[Shard]:
         """Opened shards from the plan's place on, in its order; each is closed when `holds` newer ones are wanted."""

@@ -26,6 +26,17 @@ hear()
 """
 
 
+OWN_AIO = """
+import asyncio
+from cachedaemon_client import aio
+async def main():
+    plan = await aio.ShardCache("s").plan(["a", "b", "c"])
+    say(plan.id)
+    hear()
+asyncio.run(main())
+"""
+
+
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
     with Origin() as origin:
@@ -101,6 +112,16 @@ def test_its_owner_is_killed(daemon: Daemon) -> None:
         time.sleep(1.5)  # it has been seen held
         reader.kill9()
         until(lambda: not plans(daemon), 20)
+
+
+@pytest.mark.parametrize("aio", [False, True])
+def test_its_owner_is_killed_at_once(daemon: Daemon, aio: bool) -> None:  # noqa: FBT001 - a case
+    """Before the daemon's own look: a plan that is in force has been seen held."""
+    for _ in range(5):
+        with Reader(daemon, OWN_AIO if aio else OWN) as reader:
+            reader.line()
+            reader.kill9()
+            until(lambda: not plans(daemon), 20)
 
 
 def test_a_stopped_owner_keeps_it(daemon: Daemon) -> None:
