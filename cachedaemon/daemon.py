@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 from aiohttp import web
 
@@ -102,6 +102,7 @@ class Daemon:
             if scrape is not None:
                 runners.append(await self._listen(scraping(self._watch()), scrape))
             self._ready.set()
+            self._look_at(self.sources.all())
             log.info("ready: socket %s, cache %s, sources %s", server.socket, self.settings.cache.dir, self._named())
             await self._stop.wait()
             self._ready.clear()
@@ -187,9 +188,22 @@ class Daemon:
     def _spawn_reload(self) -> None:
         if self._stop.is_set():
             return
-        task = asyncio.create_task(self._take_new_settings(), name="reload")
+        self._spawn(self._take_new_settings(), "reload")
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _look_at(self, sources: list[Configured]) -> None:
+        """Say early which source is not there; nothing waits for it, and it may come back at any time."""
+        for source in sources:
+            self._spawn(self._warn_of(source), f"look at {source.name}")
+
+    async def _warn_of(self, source: Configured) -> None:
+        said = await source.trouble()
+        if said and source in self.sources.all():
+            log.warning("%s", said)
 
     async def _take_new_settings(self) -> None:
         """SIGHUP: take over what can change at run time; a configuration with an error changes nothing."""
@@ -209,6 +223,7 @@ class Daemon:
 
     async def _apply(self, new: Settings) -> None:
         old, self.settings = self.settings, new
+        before = self.sources.all()
         replaced = self.sources.configure(new.sources, new.fetch, anew=old.fetch != new.fetch)
         marks = [source.mark for source in self.sources.all()]
         for name in await self.store.outdated(marks):
@@ -224,6 +239,7 @@ class Daemon:
         self.cache.room.changed()
         for one in replaced:
             self.cache.later(self._retire(one))
+        self._look_at([one for one in self.sources.all() if one not in before])
 
     async def _retire(self, source: Configured) -> None:
         await self.cache.without_flights(source.name)

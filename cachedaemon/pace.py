@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 
 BURST = 0.25
 """Seconds of unused bandwidth that are kept: a timer that comes late loses none of it."""
+_TICK = 0.001
+"""Seconds by which a loop's timer may come early."""
 
 
 class Bucket:
@@ -97,7 +99,8 @@ class Pace:
 
     def _let(self) -> None:
         seconds = self._bucket.let(time.monotonic())
-        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._let)
+        loop = asyncio.get_running_loop()
+        self._timer = None if seconds is None else loop.call_later(seconds + _TICK, self._let)
 
 
 class Part:

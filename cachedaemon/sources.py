@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
 
 from cachedaemon.config import Fetch, Source
-from cachedaemon.errors import BadRequest, UnknownSource
+from cachedaemon.errors import BadRequest, CacheDaemonError, UnknownSource
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
 from cachedaemon.origins import Origin, origin_of
 from cachedaemon.store import SourceMark
 from cachedaemon_client.names import name_of
 
+LOOK = 10.0
+"""Seconds after which a source that is looked at counts as one that does not answer."""
 LONGEST_KEY = 4096
 """Bytes of a key's UTF-8."""
 
@@ -36,6 +39,27 @@ class Configured:
         said = "\n".join((self.settings.url, str(self.settings.urls), self.settings.archives, self.settings.etl or ""))
         digest = hashlib.sha256(said.encode()).hexdigest()
         return SourceMark(self.name, digest, self.settings.archives, self.direct)
+
+    async def trouble(self) -> str | None:
+        """What is wrong with it now, as far as that can be told without a key; None: nothing."""
+        try:
+            async with asyncio.timeout(LOOK):
+                await self.origin.look()
+        except TimeoutError:
+            return f"source {self.name}: it does not answer for {LOOK:g} s"
+        except CacheDaemonError as cause:
+            return str(cause)
+        return None
+
+
+async def troubles(sources: dict[str, Source], fetch: Fetch) -> list[str]:
+    """What is wrong with sources that are not in force. The origins are asked all at once, and let go of again."""
+    looked_at = [Configured(name, one, origin_of(name, one, fetch, Metrics(""))) for name, one in sources.items()]
+    try:
+        return [said for said in await asyncio.gather(*(one.trouble() for one in looked_at)) if said]
+    finally:
+        for one in looked_at:
+            await one.origin.close()
 
 
 class Sources:

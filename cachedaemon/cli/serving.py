@@ -75,7 +75,13 @@ def check_config(*, config: Config = None) -> None:
     from cachedaemon.config import public_url  # noqa: PLC0415 - as above
 
     for name, one in settings.sources.items():
-        typer.echo(f"  source {name}: {public_url(one.url) or one.urls}")
+        typer.echo(f"  source {name}: {public_url(one.url)}")
+    import asyncio  # noqa: PLC0415 - as above
+
+    from cachedaemon.sources import troubles  # noqa: PLC0415 - as above
+
+    for said in asyncio.run(troubles(settings.sources, settings.fetch)):
+        typer.echo(f"cachedaemon: warning: {said}", err=True)
 
 
 def demo(

@@ -3,7 +3,7 @@
 Standard input is a socket of requests (SOCK_SEQPACKET, unix(7)): JSON, with two descriptors each: a socket for the
 conversation and the end of a pipe for data. `{"open": KEY}` answers the file's state, then each line `look` again, and
 `read` pours the file into the pipe, closes that, and answers the state after it. `{"walk": true}` answers lists of keys
-until an empty one. A failed call answers `{"errno": N, "why": TEXT}`. Whoever closes the conversation is done with it.
+until an empty one, `{"check": true}` an empty object where the folder is there. A failed call answers `{"errno": N, "why": TEXT}`. Whoever closes the conversation is done with it.
 
 It dies with the daemon, and when the daemon closes the socket; a thread that hangs then is left to the kernel.
 """
@@ -48,11 +48,20 @@ class Call:
             if self.is_gone():
                 return
             try:
-                self._walk(tree) if "walk" in self.said else self._open(tree, self.said["open"])
+                self._answer(tree)
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except OSError as cause:
                 self._say({"errno": cause.errno, "why": cause.strerror})
+
+    def _answer(self, tree: Tree) -> None:
+        if "open" in self.said:
+            self._open(tree, self.said["open"])
+        elif "walk" in self.said:
+            self._walk(tree)
+        else:
+            tree.check()
+            self._say({})
 
     def is_gone(self) -> bool:
         """Whether the asker has left."""

@@ -33,6 +33,9 @@ class Stream(Protocol):
 class Origin(Protocol):
     """Where the shards of one source come from. Opening raises `Missing`, `OriginRefused` or `OriginUnavailable`."""
 
+    async def look(self) -> None:
+        """`OriginUnavailable` when it is not there, as far as that can be told without a key."""
+
     def check_key(self, key: str) -> None:
         """`BadRequest` for a key that this origin can never have."""
 

@@ -40,6 +40,12 @@ class FileOrigin:
         self._metrics = metrics
         self._mount = Mounted(self._place, source.concurrency)
 
+    async def look(self) -> None:
+        """Whether the folder is there, and not empty as an unmounted one is."""
+        what = f"source {self._name} ({self._place})"
+        async with self._asking(what, {"check": True}) as link:
+            await self.limited(what, link.hear())
+
     def check_key(self, key: str) -> None:
         """No key climbs out of the folder."""
         refuse_dots(self._name, key)
@@ -71,7 +77,7 @@ class FileOrigin:
         await self._mount.close()
 
     @asynccontextmanager
-    async def _asking(self, ref: Ref, request: dict[str, object]) -> AsyncIterator[Link]:
+    async def _asking(self, ref: Ref | str, request: dict[str, object]) -> AsyncIterator[Link]:
         link = await self.limited(ref, self._mount.ask(request))
         try:
             yield link
@@ -92,7 +98,7 @@ class FileOrigin:
         """The stall limit, from now."""
         return asyncio.timeout(self._stall)
 
-    async def limited(self, ref: Ref, answer: Awaitable[T], *, waits: bool = True) -> T:
+    async def limited(self, ref: Ref | str, answer: Awaitable[T], *, waits: bool = True) -> T:
         """What the mount answers, which is not waited for longer than the stall limit; its errors mapped.
 
         `waits`: where the answer has no limit of its own.
@@ -108,7 +114,7 @@ class FileOrigin:
             raise _mapped(cause, ref) from cause
 
 
-def _mapped(cause: OSError, ref: Ref) -> CacheDaemonError:
+def _mapped(cause: OSError, ref: Ref | str) -> CacheDaemonError:
     reason = cause.strerror or str(cause)
     if cause.errno in _MISSING:
         return Missing(f"{ref}: no such file in the source's folder")

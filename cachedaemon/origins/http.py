@@ -70,6 +70,9 @@ class HttpOrigin:
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
+    async def look(self) -> None:
+        """A server is asked for objects only."""
+
     def check_key(self, key: str) -> None:
         """No key climbs out of the URL's path."""
         refuse_dots(self._name, key)
