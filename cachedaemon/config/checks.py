@@ -24,7 +24,7 @@ def problems(settings: Settings, *, need_sources: bool) -> list[str]:
     if not settings.cache.max_shards and not settings.cache.max_bytes:
         found.append("cache.max_bytes: 0 is refused while cache.max_shards is 0: allowed is a cap in one of them")
     if need_sources and not settings.sources:
-        found.append("sources: there is none: allowed is one table [sources.NAME] with a url, or more")
+        found.append("sources: there is none: allowed are tables [sources.NAME] with a url, or --source NAME=URL")
     for name, source in settings.sources.items():
         found += _of_source(f"sources.{name}", source)
         found += _overlap(settings.cache.dir, name, source)
