@@ -47,6 +47,8 @@ LONGEST_WAIT = 300.0
 """Seconds that a `Retry-After` is followed at the most."""
 BELIEVABLE = 86400.0
 """Seconds; a `Retry-After` beyond a day is taken for nonsense."""
+LONGEST_BATCH = 0.25
+"""Seconds that bytes which came are kept back for more."""
 THREADS = 4
 """Name look-ups and secrets of one source that are read at once."""
 _PORTS = {"http": 80, "https": 443}
@@ -272,17 +274,20 @@ class HttpStream:
             raise Cut(f"{self._ref}: the {self._coding} coding of the body {cause}") from cause
 
     async def _batches(self) -> AsyncIterator[list[Piece]]:
-        """About a MiB at a time, in the pieces that it came in: to join them took a tenth of all CPU (bench/fill.py)."""
-        content = self._response.content
+        """About a MiB at a time, in the pieces that it came in: to join them took a tenth of all CPU (bench/fill.py).
+
+        From a slow origin less, so that a transfer shows how far it is.
+        """
+        content, now = self._response.content, asyncio.get_running_loop().time
         batch: list[Piece] = []
-        size = 0
+        size, began = 0, now()
         try:
             async for piece, _ in content.iter_chunks():
                 batch.append(piece)
                 size += len(piece)
-                if size >= PIECE:
+                if size >= PIECE or now() - began > LONGEST_BATCH:
                     yield batch
-                    batch, size = [], 0
+                    batch, size, began = [], 0, now()
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             raise self._cut(cause, content.total_bytes) from cause
         if batch:

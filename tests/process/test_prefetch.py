@@ -123,7 +123,9 @@ def test_a_demand_goes_before_what_is_fetched_ahead(origin: Origin) -> None:
 
 
 def test_a_demand_displaces_what_was_brought_and_not_read(origin: Origin) -> None:
-    with Daemon({"s": origin.url}, max_shards=3, grace="0s") as daemon:
+    """The one that came first; one after the other, since those that come together come in any order."""
+    source = {"url": origin.url, "concurrency": 1}
+    with Daemon({"s": source}, max_shards=3, grace="0s") as daemon:
         assert end(daemon, names(3))["state"] == "done"
         daemon.path("s", "now")
         assert here(daemon) == ["now", "p01", "p02"]
@@ -212,6 +214,61 @@ def test_it_waits_for_leases_and_goes_on(origin: Origin) -> None:
         order = [key for key in (request.target.strip("/") for request in origin.log) if key in ("now", "p00", "p01")]
         assert "now" in order
         assert daemon.job(job)["done"] >= 1
+
+
+def test_it_waits_for_the_grace_of_what_was_asked_for_just_before(origin: Origin) -> None:
+    """Right after `get` the daemon itself holds what it has given out: that ends by itself, and so must not end a job."""
+    with Daemon({"s": origin.url}, max_shards=3, grace="3s") as daemon:
+        daemon.path("s", "got")
+        job = end(daemon, names(3))
+        assert (job["state"], job["done"]) == ("done", 3)
+        assert here(daemon) == names(3)
+        daemon.path("s", "p01")
+        assert end(daemon, names(4, "q"))["state"] == "partial"
+        assert here(daemon) == names(3, "q")
+
+
+def test_it_waits_for_a_reader_before_it_ends(origin: Origin) -> None:
+    """With room still to come from a reader's shard a job is not over; with its own left alone it is."""
+    with Daemon({"s": origin.url}, max_shards=3, grace="0s") as daemon:
+        with Reader(daemon, HOLD, ["a"]) as reader:
+            assert reader.line() == "held"
+            job = daemon.prefetch("s", names(4))
+            until(lambda: daemon.api("GET", f"/v1/jobs/{job}").body["done"] == 2, 20)
+            until(lambda: daemon.status()["cache"]["full"], 20)
+            assert daemon.api("GET", f"/v1/jobs/{job}").body["state"] == "running"
+            reader.kill9()
+        said = daemon.job(job)
+        assert (said["state"], said["done"]) == ("partial", 3)
+        assert len(here(daemon)) == 3
+
+
+def test_partial_and_failed(origin: Origin) -> None:
+    """A job that ends early says what failed before."""
+    origin.put("gone", 10, always=Status(404))
+    with Daemon({"s": origin.url}, max_shards=2, grace="0s") as daemon:
+        job = end(daemon, ["gone", *names(5)])
+        assert (job["state"], job["total"], job["done"], job["failed"]) == ("partial", 6, 2, 1)
+        assert [error["key"] for error in job["errors"]] == ["gone"]
+
+
+def test_bytes_are_counted_as_they_come(origin: Origin) -> None:
+    """A slow transfer shows how far it is, in the job and in the status alike; the end is the sum of the sizes."""
+    origin.put("quick", 1000)
+    origin.put("slow", 600_000, bps=200_000)
+    seen: set[int] = set()
+    with Daemon({"s": origin.url}) as daemon:
+        job = daemon.prefetch("s", ["quick", "slow"])
+
+        def looks() -> bool:
+            seen.add(daemon.api("GET", f"/v1/jobs/{job}").body["bytes"])
+            return any(0 < fetch["bytes"] < fetch["size"] == 600_000 for fetch in daemon.status()["fetches"])
+
+        until(looks, 20)
+        until(lambda: looks() and len(seen) > 4, 20)
+        said = daemon.job(job)
+        assert (said["state"], said["bytes"]) == ("done", 601_000)
+        assert max(seen) <= 601_000
 
 
 def test_the_daemon_stops_in_the_middle_of_a_job(origin: Origin) -> None:

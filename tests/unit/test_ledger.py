@@ -127,6 +127,41 @@ def test_a_prefetch_displaces_nothing_that_its_job_brought() -> None:
     assert keys(ledger.reserve(ask(ledger, "demand"), Need(MB), ROOMY)) == ["p0"]
 
 
+def test_a_prefetch_waits_while_others_may_still_go() -> None:
+    """A reader's lease and another's transfer end one day; what the job brought itself would then be left alone."""
+    ledger = Ledger(caps(3))
+    ledger.add(read := entry("read", 0.0))
+    for key, job in (("p0", "j"), ("flying", None)):
+        flight = ask(ledger, key, job=job)
+        assert ledger.reserve(flight, Need(MB), ROOMY) == Granted()
+        if job:
+            ledger.commit(flight, entry(key, 1.0))
+    waiting = ask(ledger, "p1", job="j")
+    assert keys(ledger.reserve(waiting, Need(MB), ROOMY)) == ["read"]
+    ledger.put_back(read, busy=True)
+    assert ledger.reserve(waiting, Need(MB), ROOMY) == NotNow(1, 1)
+    ledger.take_out(read)
+    ledger.vanished(read)
+    assert ledger.reserve(waiting, Need(MB), ROOMY) == Granted()
+    assert ledger.reserve(ask(ledger, "p2", job="j"), Need(MB), ROOMY) == NotNow(0, 2)
+    ledger.land(flight)
+    assert ledger.reserve(last := ask(ledger, "p2", job="j"), Need(MB), ROOMY) == Granted()
+    assert ledger.reserve(ask(ledger, "p3", job="j"), Need(MB), ROOMY) == Displaces()
+    assert last.slot
+
+
+def test_a_prefetch_that_leases_leave_too_little_for_is_over_at_once() -> None:
+    ledger = Ledger(caps(0, 4 * MB))
+    ledger.add(read := entry("read", 0.0))
+    flight = ask(ledger, "p0", job="j")
+    assert ledger.reserve(flight, Need(3 * MB), ROOMY) == Granted()
+    ledger.commit(flight, entry("p0", 1.0, size=3 * MB))
+    ledger.take_out(read)
+    ledger.put_back(read, busy=True)
+    assert ledger.reserve(ask(ledger, "p1", job="j"), Need(MB), ROOMY) == NotNow(1, 0)
+    assert ledger.reserve(ask(ledger, "p2", job="j"), Need(2 * MB), ROOMY) == Displaces()
+
+
 def test_a_prefetch_may_displace_what_was_read() -> None:
     ledger = Ledger(caps(1))
     flight = ask(ledger, "p0", job="j")
@@ -223,6 +258,20 @@ def test_min_free_counts_what_transfers_have_still_to_write() -> None:
     first.written = 2 * MB
     assert ledger.reserve(second, Need(5 * MB), Disk(100 * MB, 18 * MB, 0, 0)) == NotNow(0, 1)
     assert ledger.reserve(second, Need(4 * MB), Disk(100 * MB, 18 * MB, 0, 0)) == Granted()
+
+
+def test_inodes_that_are_made_already_count_once() -> None:
+    """What an unpacking transfer has made is on the disk: it is not to be made a second time."""
+    disk = Disk(100 * MB, 50 * MB, 1000, 500)
+    ledger = Ledger(caps(10, inodes=100))
+    first = ask(ledger, "a")
+    assert ledger.reserve(first, Need(MB, 300), disk) == Granted()
+    first.made = 300
+    disk = disk._replace(free_inodes=200)
+    assert ledger.reserve(first, Need(MB, 400), disk) == Granted()
+    assert ledger.reserve(ask(ledger, "b"), Need(MB, 1), disk) == NotNow(0, 1)
+    first.give_back()
+    assert ledger.reserve(ask(ledger, "b"), Need(MB, 100), disk) == Granted()
 
 
 def test_others_have_filled_the_disk() -> None:
@@ -371,6 +420,13 @@ class Walk(RuleBasedStateMachine):
             assert all(one in self.busy or one.ref in flying for one in self.ready)
         if isinstance(verdict, Displaces):
             assert any(one.unread_of == flight.job for one in self.ready)
+            mine = [one for one in self.ready if one.unread_of == flight.job]
+            mine_flying = [
+                o for o in self.flights if o.slot and o is not flight and o.job == flight.job and not o.demand
+            ]
+            shards = len(mine) + len(mine_flying) + 1
+            size = sum(one.blocks for one in mine) + sum(o.room.bytes for o in mine_flying) + need.bytes
+            assert (limits.max_shards and shards > limits.max_shards) or (limits.max_bytes and size > limits.max_bytes)
 
     @precondition(lambda self: any(flight.slot for flight in self.flights))
     @rule(data=st.data())
