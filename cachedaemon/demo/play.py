@@ -119,7 +119,7 @@ class Demo:
         with show.line(self._console, report.TITLES[work.way], total) as line:
 
             def look(told: list[Told]) -> None:
-                line.show(told, f", {cap.look()} shards local" if cap else "")
+                line.show(told, f", {cap.look()} local" if cap else "")
 
             told = team.run(look)
         return Ran(told, stage.counts(work.port) - before, cap.peak if cap else 0)
@@ -128,14 +128,13 @@ class Demo:
 
     def _say_what(self, data: DataSet) -> None:
         shape = self._shape
-        self._console.print(
+        show.say(
+            self._console,
             f"{len(data.shards)} zip shards of {shape.samples} samples ({data.bytes / 1e6:.0f} MB) lie on a slow server: "
-            f"{shape.latency * 1000:.0f} ms a request, {shape.rate / 1e6:.0f} MB/s a connection.\n"
+            f"{shape.latency * 1000:.0f} ms a request, {shape.rate / 1e6:.0f} MB/s a connection.",
             f"{shape.trainers} trainers read {shape.epochs} shuffled epochs; a training step of "
-            f"{shape.step * 1000:.0f} ms follows every {shape.batch} samples.\n"
+            f"{shape.step * 1000:.0f} ms follows every {shape.batch} samples.",
             f"The daemon's cache may hold {shape.cap} shards.",
-            highlight=False,
-            soft_wrap=True,
         )
 
     def tell(self, runs: dict[str, Ran]) -> str | None:

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from cachedaemon.demo import show
 from cachedaemon.demo.stage import Ran
 
 TITLES = {
@@ -55,10 +56,9 @@ def _times(base: float, ran: Ran) -> str:
 
 def explain(console: Console) -> None:
     """What the rows mean, for somebody who reads them for the first time."""
-    console.print(
-        "shards local when opened (the hit ratio): the rest had to be waited for. Transfers per shard: how often the\n"
-        "origin sent a shard whole, over all trainers and epochs. The trainers read the same samples in the same order\n"
+    show.say(
+        console,
+        "Shards local when opened (the hit ratio): the rest had to be waited for. Transfers per shard: how often the "
+        "origin sent a shard whole, over all trainers and epochs. The trainers read the same samples in the same order "
         "each time, and checked every byte.",
-        highlight=False,
-        soft_wrap=True,
     )

@@ -15,6 +15,12 @@ EVERY = 2.0
 """Seconds between two plain lines."""
 
 
+def say(console: Console, *paragraphs: str) -> None:
+    """Print paragraphs, broken between words where the terminal is too narrow."""
+    for paragraph in paragraphs:
+        console.print(paragraph, highlight=False, markup=False)
+
+
 class Line:
     """How far one way to read is."""
 
@@ -44,9 +50,9 @@ def line(console: Console, title: str, total: int) -> Iterator[Line]:
     if not console.is_terminal:
         yield Line(console, title, total, None)
         return
-    columns = (
-        TextColumn("  {task.description:<25}"),
-        BarColumn(30),
+    columns = (  # 80 characters with the longest note
+        TextColumn("  {task.description:<22}"),
+        BarColumn(10),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,10 +16,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
-from cachedaemon.demo import order
+from cachedaemon.demo import order, report, show
 from cachedaemon.demo.children import Children
-from cachedaemon.demo.stage import Counts, counts, start_origin
+from cachedaemon.demo.stage import Counts, Ran, counts, start_origin
+from cachedaemon.demo.trainer import Told
 from tests.fakes.daemon import COMMAND
 from tests.fakes.waiting import family, until
 
@@ -210,6 +213,26 @@ def test_the_whole_of_it_ends_in_time(folder: Path) -> None:
 
 
 # ---- its parts
+
+
+def test_all_that_it_shows_fits_80_columns() -> None:
+    """Progress, whole with its time, and words broken only between words."""
+    seen = io.StringIO()
+    console = Console(file=seen, width=80, force_terminal=True, color_system=None, legacy_windows=False)
+    told = [Told(samples=2560, seconds=0.2, waited=0.1, epochs=(0.1, 0.2), opened=8, hits=4)]
+    for title in report.TITLES.values():
+        with show.line(console, title, 2560) as line:
+            line.show(told, ", 12 local")
+    runs = {way: Ran(told, Counts(1234, 4_000_000_000, 64), 12) for way in report.TITLES}
+    console.print(report.table(runs, 16, 12, 2))
+    report.explain(console)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", seen.getvalue())]
+    assert max(map(len, lines)) <= 80
+    for title in report.TITLES.values():
+        assert any(re.search(rf"{title}.* 100 % \d:\d\d:\d\d 12800 samples/s, 12 local", line) for line in lines)
+    assert not any("…" in line for line in lines)
+    words = " ".join(" ".join(lines).split())
+    assert "the origin sent a shard whole, over all trainers and epochs." in words
 
 
 def test_each_sample_is_one_ranks_once_an_epoch() -> None:
