@@ -16,7 +16,7 @@ from tests.fakes import content, disk
 from tests.fakes.daemon import Daemon
 from tests.fakes.mounts import small_tmpfs
 from tests.fakes.origin import Gate, Origin
-from tests.fakes.packing import image_like, zip_bytes
+from tests.fakes.packing import image_like, tar_bytes, zip_bytes
 from tests.fakes.readers import spawn
 from tests.fakes.waiting import until
 
@@ -304,6 +304,22 @@ def test_min_free_is_left_to_others() -> None:
             assert seen.f_bavail * seen.f_frsize >= 10 * MB
             answer = daemon.acquire("s", "never", wait=5)
             assert answer.status == 200
+
+
+@pytest.mark.root
+def test_inodes_of_an_archive_are_counted_once_while_it_is_unpacked() -> None:
+    """More than half of the inodes go to one archive, whose room grows step by step."""
+    packed = tar_bytes({f"{number:04}": b"x" for number in range(1700)}, "gz")
+    with Origin() as origin, small_tmpfs(size=64 * MB, inodes=3000) as folder:
+        origin.put("a.tar.gz", data=packed)
+        origin.put("more.tar.gz", data=packed)
+        source = {"url": origin.url, "archives": "unpack"}
+        with Daemon({"s": source}, cache_dir=folder / "cache", min_free="1MB", grace="0s") as daemon:
+            with lease(daemon.path("s", "a.tar.gz")):
+                assert os.statvfs(folder).f_favail < 1300
+                answer = daemon.acquire("s", "more.tar.gz", wait=3)
+                assert answer.code in ("cache_full", "wait_expired", "no_space"), "1700 are not left"
+            daemon.path("s", "more.tar.gz")
 
 
 # ---- what is not ours
