@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from cachedaemon.cli import fetching, looking, paths, serving
 from cachedaemon.errors import CacheDaemonError
-from cachedaemon_client.errors import CacheError, DaemonUnavailable
+from cachedaemon_client.errors import CacheError, DaemonUnavailable, Refused
 
 FAILED = 1
 NO_DAEMON = 3
@@ -25,6 +27,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+class _Command(TyperCommand):
+    """A command whose usage line is written as manual pages have it: SOURCE KEY..."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line. The program behind `exec` is none of the parser's arguments."""
+        pieces = [re.sub(r"^\{(.+)\}$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+        return [*pieces, "--", "CMD", "{}..."] if self.name == "exec" else pieces
+
+
 for _name, _command in (
     ("serve", serving.serve),
     ("get", paths.get),
@@ -37,7 +49,7 @@ for _name, _command in (
     ("check-config", serving.check_config),
     ("demo", serving.demo),
 ):
-    app.command(_name)(_command)
+    app.command(_name, cls=_Command)(_command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -65,6 +77,8 @@ def run(arguments: list[str]) -> None:
         app(words, prog_name="cachedaemon", obj=program)
     except DaemonUnavailable as cause:
         _fail(str(cause), NO_DAEMON)
+    except Refused as cause:  # the daemon's own refusal, or a socket that this user cannot reach it by
+        _fail(str(cause), NO_DAEMON if cause.code == "unreachable" else FAILED)
     except (CacheError, CacheDaemonError) as cause:
         _fail(str(cause), FAILED)
     except BrokenPipeError:  # typer knows it only where a command prints; here it came with the last flush

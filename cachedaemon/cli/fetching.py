@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
@@ -13,17 +13,15 @@ from urllib.parse import urlencode
 import typer
 
 from cachedaemon.cli import bars, templates
+from cachedaemon.cli.coming import Coming, looks
 from cachedaemon.cli.link import Json, Link, Socket, Source, cache_of
 from cachedaemon.cli.pages import shards
-from cachedaemon.cli.words import size
+from cachedaemon.cli.words import counted, size
 from cachedaemon_client import ShardCache
 from cachedaemon_client.errors import BadRequest, CacheError
 from cachedaemon_client.job import Job
 
-LOOK = 0.2
-"""Seconds between two looks at a job."""
-
-Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Shards.", show_default=False)]
+Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY...", help="Shards.", show_default=False)]
 
 
 def prefetch(  # noqa: PLR0913 - options of the command
@@ -47,7 +45,7 @@ def prefetch(  # noqa: PLR0913 - options of the command
     with cache_of(source, socket) as cache:
         job = _begin(cache, wanted if named else None)
         if wait:
-            _follow(job)
+            _follow(job, looks(cache.socket, source, frozenset(wanted) if named else None))
         _tell(job.refresh(), as_json=as_json)
         if wait and job.state != "done":
             raise CacheError(_shortfall(job), code=job.state, source=source)
@@ -80,12 +78,18 @@ def _begin(cache: ShardCache, keys: list[str] | None) -> Job:
     return Job(cache, said["job"])
 
 
-def _follow(job: Job) -> None:
-    with bars.of_keys(job.refresh().total) as bar:
-        while job.state == "running":
-            time.sleep(LOOK if sys.stderr.isatty() or job.done else LOOK / 4)
-            job.refresh()
-            bar.at(job.done + job.failed, size(job.bytes))
+def _follow(job: Job, look: Callable[[], Coming]) -> None:
+    """Until the job's end. Ctrl-C ends the waiting, and says that it ends nothing else."""
+    try:
+        with bars.of_keys(job.refresh().total) as bar:
+            while job.state == "running":
+                time.sleep(bars.LOOK if bar.is_seen or job.done else bars.LOOK / 4)
+                job.refresh()
+                if bar.is_seen:
+                    bar.at(job.done + job.failed, job.bytes, look())
+    except KeyboardInterrupt:
+        typer.echo(f"cachedaemon: job {job.id} goes on in the daemon", err=True)
+        raise
 
 
 def _tell(job: Job, *, as_json: bool) -> None:
@@ -93,19 +97,20 @@ def _tell(job: Job, *, as_json: bool) -> None:
         names = ("state", "total", "done", "failed", "bytes", "errors")
         typer.echo(json.dumps({"job": job.id} | {name: getattr(job, name) for name in names}))
     elif job.state == "running":
-        typer.echo(f"job {job.id}: {job.total} shards are on their way")
+        typer.echo(f"job {job.id}: {counted(job.total, 'shard')} on the way")
     else:
-        typer.echo(f"job {job.id}: {job.state}, {job.done} of {job.total} shards here, {size(job.bytes)}")
+        typer.echo(f"job {job.id}: {job.state}, {job.done} of {counted(job.total, 'shard')} here, {size(job.bytes)}")
 
 
 def _shortfall(job: Job) -> str:
     """Why not all shards came, in one line."""
-    here = f"prefetch is {job.state}: {job.done} of {job.total} shards are here"
+    parts = [f"prefetch is {job.state}: {job.done} of {counted(job.total, 'shard')} here"]
+    if job.state == "partial":
+        parts[0] += ": the rest would displace what nobody has read yet"
     if job.errors:
-        first = job.errors[0]["message"]
-        more = f" (and {job.failed - 1} more failed)" if job.failed > 1 else ""
-        return f"{here}; {first}{more}"
-    return f"{here}; the rest would displace what nobody has read yet"
+        more = f" (and {job.failed - 1} more)" if job.failed > 1 else ""
+        parts.append(f"{job.failed} failed: {job.errors[0]['message']}{more}")
+    return "; ".join(parts)
 
 
 def evict(
@@ -115,22 +120,30 @@ def evict(
     everything: Annotated[bool, typer.Option("--all", help="All shards of the source.")] = False,
     socket: Socket = None,
 ) -> None:
-    """Remove shards that nobody reads."""
+    """Remove shards that nobody reads. With --all the number of them is printed."""
     if bool(keys) == everything:
         raise typer.BadParameter("allowed are keys, or --all for all shards of the source")
     link = Link(socket)
     wanted = [row["key"] for row in shards(link, source)] if everything else keys or []
-    failed: list[CacheError] = []
-    for key in dict.fromkeys(wanted):
-        try:
-            link.delete(f"/v1/shards?{_query(source, key)}", source, key)
-        except CacheError as cause:
-            if not _is_of_one_shard(cause) or cause.code == "unavailable":
-                raise
-            if not (everything and cause.code == "not_found"):
-                failed.append(cause)
+    unique = list(dict.fromkeys(wanted))
+    refused = [cause for cause in (_refusal(link, source, key) for key in unique) if cause is not None]
+    gone = [cause for cause in refused if everything and cause.code == "not_found"]
+    failed = [cause for cause in refused if cause not in gone]
+    if everything:
+        typer.echo(f"{counted(len(unique) - len(refused), 'shard')} evicted")
     if failed:
         raise _several(failed, len(wanted))
+
+
+def _refusal(link: Link, source: str, key: str) -> CacheError | None:
+    """Evict one shard; why it stays, where it does. What is no matter of this shard is raised."""
+    try:
+        link.delete(f"/v1/shards?{_query(source, key)}", source, key)
+    except CacheError as cause:
+        if not _is_of_one_shard(cause):
+            raise
+        return cause
+    return None
 
 
 def _query(source: str, key: str) -> str:
@@ -145,4 +158,5 @@ def _several(failed: list[CacheError], of: int) -> CacheError:
     if of == 1:
         return failed[0]
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    return CacheError(f"{len(failed)} of {of} shards were not evicted: {failed[0]}{more}", code=failed[0].code)
+    message = f"{len(failed)} of {counted(of, 'shard')} not evicted: {failed[0]}{more}"
+    return CacheError(message, code=failed[0].code)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from cachedaemon.cli.link import Json, Link, Socket
-from cachedaemon.cli.pages import shards
-from cachedaemon.cli.words import columns, plain, size, span
+from cachedaemon.cli.pages import require, shards
+from cachedaemon.cli.words import columns, counted, plain, size, span
 
 Filter = Annotated[str | None, typer.Argument(metavar="SOURCE", help="Only this source.", show_default=False)]
 
@@ -30,7 +30,7 @@ def _status(said: dict[str, Any]) -> list[str]:
     return [
         f"cachedaemon {said['version']}, up {span(said['uptime'])}, {plain(health)}",
         _cache(said["cache"]),
-        f"waiting    {said['waiters']} requests",
+        f"waiting    {counted(said['waiters'], 'request')}",
         *_table("sources", [_source(name, one) for name, one in said["sources"].items()]),
         *_table("fetches", [_fetch(one) for one in said["fetches"]]),
         *_table(
@@ -42,7 +42,9 @@ def _status(said: dict[str, Any]) -> list[str]:
 def _cache(cache: dict[str, Any]) -> str:
     shards_cap = cache["max_shards"] or "no cap"
     bytes_cap = size(cache["max_bytes"]) if cache["max_bytes"] else "no cap"
-    line = f"cache      {cache['shards']} shards (cap: {shards_cap}), {size(cache['bytes'])} (cap: {bytes_cap})"
+    line = (
+        f"cache      {counted(cache['shards'], 'shard')} (cap: {shards_cap}), {size(cache['bytes'])} (cap: {bytes_cap})"
+    )
     full = cache.get("full")
     if full:
         line += f"; full: {full['leased']} leased, {full['in_transfer']} in transfer, {full['waiting']} wait for room"
@@ -50,11 +52,11 @@ def _cache(cache: dict[str, Any]) -> str:
 
 
 def _source(name: str, one: dict[str, Any]) -> list[str]:
-    return [name, plain(one["url"]), f"{one['shards']} shards", size(one["bytes"]), f"{one['fetching']} fetching"]
+    return [name, plain(one["url"]), counted(one["shards"], "shard"), size(one["bytes"]), f"{one['fetching']} fetching"]
 
 
 def _fetch(one: dict[str, Any]) -> list[str]:
-    whole = f" of {size(one['size'])}" if one["size"] else ""
+    whole = f" of {size(one['size'])}" if one["size"] else ", size unknown"
     return [plain(f"{one['source']}/{one['key']}"), size(one["bytes"]) + whole]
 
 
@@ -104,6 +106,9 @@ def watch(
     """Print a JSON line for each shard that becomes local, from now on; waits out restarts of the daemon."""
     from cachedaemon.cli.stream import events  # noqa: PLC0415 - brings http.client with it
 
-    for event in events(Link(socket).path):
+    link = Link(socket)
+    if source is not None:
+        require(link, source)
+    for event in events(link.path):
         if (everything or event["event"] == "ready") and source in (None, event["source"]):
             print(json.dumps(event), flush=True)  # noqa: T201 - the command's output

@@ -19,3 +19,8 @@ def shards(link: Link, source: str | None, prefix: str = "") -> Iterator[dict[st
         )
         yield from said["shards"]
         after = said["next"]
+
+
+def require(link: Link, source: str) -> None:
+    """Raises `CacheError` for a source that the daemon has not, as its list of shards does."""
+    link.get(f"/v1/shards?{urlencode({'source': source, 'limit': 1}, errors='surrogateescape')}")

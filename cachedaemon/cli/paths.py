@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
 import typer
 
 from cachedaemon.cli import bars, programs
+from cachedaemon.cli.coming import looks
 from cachedaemon.cli.link import PATIENCE, Socket, Source, Wait, cache_of, cap_of
 from cachedaemon_client import Shard, ShardCache
 from cachedaemon_client.errors import CacheError
@@ -16,7 +19,10 @@ from cachedaemon_client.errors import CacheError
 NOT_SO_FAR = 125
 """`exec` could not start the program because of the cache, as env(1) and its like say it."""
 
-Keys = Annotated[list[str], typer.Argument(metavar="KEY", help="Shards, in this order.", show_default=False)]
+FRESH = 1.0
+"""Seconds that an answer is old at the most whose grace counts as just begun."""
+
+Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Shards, in this order.", show_default=False)]
 
 
 def get(source: Source, keys: Keys, *, wait: Wait = PATIENCE, socket: Socket = None) -> None:
@@ -25,47 +31,57 @@ def get(source: Source, keys: Keys, *, wait: Wait = PATIENCE, socket: Socket = N
     The shards are leased while this command runs, and kept for the grace time after it ends. More keys than the cache
     has room for come one after the other: each path is then good for the grace time only.
     """
-    with cache_of(source, socket, wait) as cache, contextlib.ExitStack() as leases, bars.of_keys(len(keys)) as bar:
-        held = _hold(cache, keys, leases)
-        for key, path in zip(keys, held, strict=True):
-            bar.put(path)
-            bar.done(key)
-        _begin_grace(cache, keys)
+    with cache_of(source, socket, wait) as cache, contextlib.ExitStack() as leases:
+        cap = cap_of(cache)
+        fits = cap is None or len(set(keys)) <= cap
+        held: dict[str, Asked] = {}
+        with bars.watching(len(keys), looks(cache.socket, source, frozenset(keys))) as bar:
+            for one in _asked(cache, keys, held):
+                bar.put(str(one.shard.path))
+                bar.done(one.shard.size)
+                if fits:
+                    held[one.shard.key] = one
+                    leases.enter_context(one.shard)
+                else:
+                    one.shard.close()
+        _prolong(cache, held.values())
 
 
-def _hold(cache: ShardCache, keys: list[str], leases: contextlib.ExitStack) -> Iterator[str]:
-    """Paths as they come; their leases end with `leases`, unless the shards do not fit all together."""
-    cap = cap_of(cache)
-    fits = cap is None or len(set(keys)) <= cap
-    for shard in _opened(cache, keys):
-        if fits:
-            leases.enter_context(shard)
-            yield str(shard.path)
-        else:
-            with shard:
-                _begin_grace(cache, [shard.key])
-                yield str(shard.path)
+@dataclass(frozen=True)
+class Asked:
+    """A shard that the daemon holds too, for the grace time from its answer on."""
+
+    shard: Shard
+    at: float
+    """Monotonic seconds."""
 
 
-def _opened(cache: ShardCache, keys: list[str]) -> Iterator[Shard]:
-    """Shards in order, while the ones that follow are on their way."""
+def _asked(cache: ShardCache, keys: list[str], held: Mapping[str, Asked]) -> Iterator[Asked]:
+    """Shards in order, while the ones that follow are on their way; one that is held is not asked for again."""
+    _begin(cache, keys)
+    for key in keys:
+        yield held.get(key) or Asked(cache.acquire(key, lasting=True), time.monotonic())
+
+
+def _begin(cache: ShardCache, keys: list[str]) -> None:
+    """Have all of them brought at once, where there are several."""
     if len(keys) > 1:
         cache.prefetch(dict.fromkeys(keys))
-    for key in keys:
-        yield cache.open(key)
 
 
-def _begin_grace(cache: ShardCache, keys: Iterable[str]) -> None:
-    """Have the daemon hold the shards that we let go of now, for as long as it holds one for whoever asks."""
-    for key in dict.fromkeys(keys):
-        with contextlib.suppress(CacheError):  # the lease went well; this is a courtesy
-            cache.call("POST", "/v1/acquire", {"source": cache.source, "key": key, "wait": 0}, key=key, wait=0)
+def _prolong(cache: ShardCache, held: Iterable[Asked]) -> None:
+    """Have the daemon hold the shards that we let go of now: anew those that it may soon have held for long enough."""
+    for one in held:
+        if time.monotonic() - one.at > FRESH:
+            body = {"source": cache.source, "key": one.shard.key, "wait": 0}
+            with contextlib.suppress(CacheError):  # the lease went well; this is a courtesy
+                cache.call("POST", "/v1/acquire", body, key=one.shard.key, wait=0)
 
 
 def execute(
     context: typer.Context, source: Source, keys: Keys, *, wait: Wait = PATIENCE, socket: Socket = None
 ) -> NoReturn:
-    """Run a program with the paths of shards, leased until it ends: exec SOURCE KEY... -- CMD {}...
+    """Run a program with the paths of shards, leased until it ends.
 
     A single {} stands for all paths, as many as there are keys for one each. The exit status is the program's (128 + n
     when signal n ended it), 126 or 127 when it cannot be started, 125 when the shards cannot be had.
@@ -86,11 +102,13 @@ def _leased(source: str, keys: list[str], leases: contextlib.ExitStack, socket: 
     cap = cap_of(cache)
     if cap is not None and len(set(keys)) > cap:
         raise CacheError(f"{len(set(keys))} shards cannot be leased at once: the cap is {cap}", source=source)
-    with bars.of_keys(len(keys)) as bar:
+    _begin(cache, keys)
+    with bars.watching(len(keys), looks(cache.socket, source, frozenset(keys))) as bar:
         paths = []
-        for shard in _opened(cache, keys):
-            paths.append(str(leases.enter_context(shard).path))
-            bar.done(shard.key)
+        for key in keys:
+            shard = leases.enter_context(cache.open(key))
+            paths.append(str(shard.path))
+            bar.done(shard.size)
     return paths
 
 

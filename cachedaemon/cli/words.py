@@ -15,6 +15,11 @@ def size(count: float) -> str:
     return f"{count:.{2 if count < 9.995 else 1 if count < 99.95 else 0}f} {_UNITS[power - 1]}"
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things: `1 shard`, `2 shards`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def span(seconds: float) -> str:
     """A time in its two largest units: `3 m 12 s`."""
     left = max(0, round(seconds))

@@ -59,11 +59,15 @@ class ShardCache(Local[Plan]):
         self.moved(key)
         return shard
 
-    def acquire(self, key: str) -> Shard:
-        """Lease a shard by asking the daemon, whatever is local."""
+    def acquire(self, key: str, *, lasting: bool = False) -> Shard:
+        """Lease a shard by asking the daemon, whatever is local.
+
+        The daemon then gives up its own lease, unless that is to be `lasting` for its grace: for a program that opens the
+        path when this one has ended.
+        """
         deadline = time.monotonic() + self.wait
         for _ in range(1 + TRIES):
-            shard = self._acquire_once(key, max(0.0, deadline - time.monotonic()))
+            shard = self._acquire_once(key, max(0.0, deadline - time.monotonic()), lasting=lasting)
             if shard is not None:
                 return shard
         raise lost(self.source, key)
@@ -72,7 +76,7 @@ class ShardCache(Local[Plan]):
         """Lease a shard anew, after the daemon has looked at it."""
         return self.acquire(key)
 
-    def _acquire_once(self, key: str, wait: float) -> Shard | None:
+    def _acquire_once(self, key: str, wait: float, *, lasting: bool) -> Shard | None:
         self._report()
         link = self._link()
         said = self.call("POST", "/v1/acquire", {"source": self.source, "key": key, "wait": wait}, key=key, wait=wait)
@@ -81,7 +85,8 @@ class ShardCache(Local[Plan]):
                 self._greet()
             return self.lease(said, key)
         finally:
-            link.tell("POST", "/v1/touch", {"source": self.source, "used": [[key, 0]]})
+            if not lasting:
+                link.tell("POST", "/v1/touch", {"source": self.source, "used": [[key, 0]]})
 
     def prefetch(self, keys: Iterable[str]) -> Job:
         """Have shards fetched in the background, in this order, as far as they fit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 
 from tests.fakes import content, readers
 from tests.fakes.daemon import COMMAND, Daemon
-from tests.fakes.origin import Origin
+from tests.fakes.origin import Gate, Origin
 from tests.fakes.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.conftest import OrdinaryUser
     from tests.fakes.daemon import Ran
 
 HEAVY = ("aiohttp", "pydantic", "uvloop", "prometheus_client", "rich", "asyncio")
@@ -89,11 +91,39 @@ def test_an_unknown_source_is_told_with_those_there_are(daemon: Daemon) -> None:
     _failed(daemon.cli("ls", "nosuch"), 1, "nosuch")
     _failed(daemon.cli("prefetch", "nosuch", "a"), 1, "nosuch")
     _failed(daemon.cli("evict", "nosuch", "a"), 1, "nosuch")
+    _failed(daemon.cli("watch", "nosuch"), 1, "nosuch")
+    assert daemon.cli("watch", "nosuch").err == daemon.cli("ls", "nosuch").err
+
+
+def test_a_name_that_no_source_can_have_is_told_with_what_is_allowed(daemon: Daemon) -> None:
+    for words in (("get", "No Such", "a"), ("exec", "No Such", "a", "--", "true", "{}"), ("prefetch", "No Such", "a")):
+        assert "lower-case letters, digits" in daemon.cli(*words).err
 
 
 def test_get_gives_up_after_its_wait(origin: Origin, daemon: Daemon) -> None:
     origin.put("slow.bin", 100, latency=30)
     _failed(daemon.cli("get", "s", "slow.bin", "--wait", "0.3"), 1, "slow.bin")
+
+
+def test_a_get_is_one_request_a_shard(origin: Origin, daemon: Daemon) -> None:
+    """Cold a miss, warm a hit, and what is named twice is asked for once."""
+    origin.put("counted-1.bin", 100)
+    origin.put("counted-2.bin", 100)
+
+    def requests(source: str) -> float:
+        return daemon.metric("requests_total", source=source)
+
+    def misses() -> float:
+        return daemon.metric("requests_total", source="other", result="miss")
+
+    before, missed = requests("other"), misses()
+    assert daemon.cli("get", "other", "counted-1.bin").status == 0
+    assert (requests("other") - before, misses() - missed) == (1, 1)
+    assert daemon.cli("get", "other", "counted-1.bin").status == 0
+    assert (requests("other") - before, misses() - missed) == (2, 1)
+    assert daemon.cli("get", "other", "counted-1.bin", "counted-2.bin", "counted-1.bin").status == 0
+    assert requests("other") - before == 4
+    assert daemon.cli("evict", "other", "--all").status == 0
 
 
 def test_ctrl_c_ends_a_get_without_a_traceback(origin: Origin, daemon: Daemon) -> None:
@@ -125,6 +155,19 @@ def test_without_a_daemon_the_status_is_3(words: tuple[str, ...], daemon: Daemon
     nobody = str(daemon.home / "nobody.sock")
     _failed(daemon.cli(*words, "--socket", nobody), 3, nobody)
     _failed(daemon.cli(*words, env={"CACHEDAEMON_SOCKET": nobody}), 3, nobody)
+
+
+def test_a_socket_that_this_user_may_not_use_is_no_daemon_either(folder: Path, as_user: OrdinaryUser) -> None:
+    path = folder / "d.sock"
+    folder.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        path.chmod(0)
+        for words in (["status"], ["get", "s", "a"], ["watch"], ["evict", "s", "a"]):
+            ran = as_user.run([COMMAND, *words, "--socket", str(path)])
+            assert ran.returncode == 3, ran
+            assert ran.stderr == f"cachedaemon: no permission to use the socket {path}: Permission denied\n"
 
 
 @pytest.mark.parametrize("length", [107, 108, 150])
@@ -174,6 +217,24 @@ def test_version_and_help(daemon: Daemon) -> None:
     for command in ("get", "exec", "prefetch", "status", "ls", "evict", "watch", "serve", "check-config", "demo"):
         assert command in everything
         assert daemon.cli(command, "--help").status == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("get", "SOURCE KEY..."),
+        ("exec", "SOURCE KEY... -- CMD {}..."),
+        ("prefetch", "SOURCE [KEY...]"),
+        ("evict", "SOURCE [KEY...]"),
+        ("ls", "[SOURCE]"),
+        ("status", ""),
+    ],
+)
+def test_the_usage_line_says_how_it_is_written(command: str, usage: str, daemon: Daemon) -> None:
+    line = f"Usage: cachedaemon {command} [OPTIONS] {usage}".rstrip()
+    assert daemon.cli(command, "--help").out.splitlines()[0] == line
+    if command == "get":
+        assert daemon.cli(command).err.splitlines()[0] == line
 
 
 @pytest.mark.parametrize("key", ["", "../up", "a/../b", "caf\udce9", "two\nlines", "x" * 5000])
@@ -269,8 +330,22 @@ def test_evict_all_leaves_what_is_in_use(daemon: Daemon) -> None:
         reader.line()
         _failed(daemon.cli("evict", "other", "--all"), 1, "img-1.bin")
         assert [row["key"] for row in daemon.shards("other")] == ["img-1.bin"]
-    until(lambda: daemon.cli("evict", "other", "--all").status == 0, 20, "the lease's end")
+    until(lambda: daemon.evict("other", "img-1.bin").status == 204, 20, "the lease's end")
     assert daemon.shards("other") == []
+
+
+def test_evict_all_says_how_many_went(origin: Origin) -> None:
+    with Daemon({"s": origin.url}, max_shards=20, grace="100ms") as daemon:
+        for count, said in ((2, "2 shards evicted\n"), (1, "1 shard evicted\n"), (0, "0 shards evicted\n")):
+            for number in range(count):
+                daemon.path("s", f"img-{number}.bin")
+            assert daemon.cli("evict", "s", "--all") == (0, said, "")
+        daemon.path("s", "img-0.bin")
+        with readers.Reader(daemon, "shard = ShardCache('s').open('img-1.bin'); say(1); hear()") as reader:
+            reader.line()
+            ran = daemon.cli("evict", "s", "--all")
+        assert (ran.status, ran.out) == (1, "1 shard evicted\n")
+        assert "1 of 2 shards not evicted: s/img-1.bin" in ran.err
 
 
 # ---- the process
@@ -287,6 +362,19 @@ def test_a_reader_that_goes_away_is_no_traceback(daemon: Daemon) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert "Traceback" not in closed.stderr
+
+
+def test_a_get_whose_reader_has_enough_ends_quietly_with_1(origin: Origin, daemon: Daemon) -> None:
+    """As `get ... | head -1` does."""
+    origin.put("late.bin", 100, gate=(gate := Gate(50)))
+    command = [COMMAND, "get", "s", "img-0.bin", "late.bin", "--socket", str(daemon.socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == f"{daemon.path('s', 'img-0.bin')}\n"
+        child.stdout.close()
+        gate.open()
+        assert (child.wait(30), child.stderr.read()) == (1, "")
 
 
 def test_a_full_disk_behind_standard_output_is_told(daemon: Daemon) -> None:
@@ -331,17 +419,22 @@ def test_check_config_tells_all_problems_in_one_line(folder: Path, daemon: Daemo
     _failed(daemon.cli("check-config", "--config", str(folder / "none.toml")), 1, "none.toml")
 
 
+def test_serve_without_a_source_says_how_one_is_given(folder: Path, daemon: Daemon) -> None:
+    ran = daemon.cli("serve", "--cache-dir", str(folder / "cache"), "--socket", str(folder / "d.sock"))
+    _failed(ran, 1, "[sources.NAME]", "--source NAME=URL")
+
+
 def test_serve_takes_all_from_flags(folder: Path, origin: Origin) -> None:
-    socket = folder / "d.sock"
+    path = folder / "d.sock"
     command = [
         COMMAND, "serve", "--source", f"a.b={origin.url}", "--source", f"c={origin.url}", "--cache-dir",
-        str(folder / "cache"), "--max-shards", "3", "--max-bytes", "1GB", "--socket", str(socket), "--http", "",
+        str(folder / "cache"), "--max-shards", "3", "--max-bytes", "1GB", "--socket", str(path), "--http", "",
     ]  # fmt: skip
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CACHEDAEMON_")}
     environ |= {"CACHEDAEMON_CACHE__MAX_SHARDS": "9", "CACHEDAEMON_CACHE__MIN_FREE": "1MB"}
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as child:
         try:
-            status = [COMMAND, "status", "--json", "--socket", str(socket)]
+            status = [COMMAND, "status", "--json", "--socket", str(path)]
 
             def answered() -> str:
                 return subprocess.run(status, capture_output=True, text=True, timeout=60, check=False).stdout

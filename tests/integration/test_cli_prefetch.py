@@ -9,17 +9,17 @@ import re
 import select
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from tests.fakes import readers
 from tests.fakes.daemon import COMMAND, Daemon
-from tests.fakes.origin import Origin
+from tests.fakes.origin import Gate, Origin
 from tests.fakes.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -90,14 +90,38 @@ def test_a_shard_that_fails_is_named(daemon: Daemon) -> None:
     ran = daemon.cli("prefetch", "s", "img-00.bin", "none-1.bin", "none-2.bin", "--wait")
     assert ran.status == 1
     assert len(ran.err.splitlines()) == 1
-    assert re.search(r"failed: 1 of 3 .*none-[12]\.bin.*1 more", ran.err)
+    assert re.search(r"failed: 1 of 3 shards here; 2 failed: .*none-[12]\.bin.* \(and 1 more\)", ran.err)
 
 
 def test_more_than_fits_ends_as_partial_and_says_why(daemon: Daemon) -> None:
     ran = daemon.cli("prefetch", "s", "--template", "img-{00..11}.bin", "--wait")
     assert ran.status == 1
-    assert "partial: 8 of 12" in ran.err
-    assert "displace" in ran.err
+    assert "partial: 8 of 12 shards here: the rest would displace what nobody has read yet\n" in ran.err
+
+
+def test_partial_comes_first_then_what_failed(daemon: Daemon) -> None:
+    ran = daemon.cli("prefetch", "s", "none.bin", "--template", "img-{00..11}.bin", "--wait")
+    assert ran.status == 1
+    assert re.search(r"partial: 8 of 13 shards here: .* read yet; 1 failed: .*none\.bin", ran.err), ran.err
+
+
+def test_one_shard_is_no_shards(daemon: Daemon) -> None:
+    assert re.search(r"done, 1 of 1 shard here, 1\.00 kB$", daemon.cli("prefetch", "s", "img-00.bin", "--wait").out)
+    assert "cache      1 shard (cap: 8)" in daemon.cli("status").out
+
+
+def test_ctrl_c_ends_the_waiting_and_not_the_job(origin: Origin, daemon: Daemon) -> None:
+    origin.put("slow.bin", 1000, gate=(gate := Gate(500)))
+    command = [COMMAND, "prefetch", "s", "slow.bin", "--wait", "--socket", str(daemon.socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert gate.reached.wait(20)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=20)
+    assert (child.returncode, out) == (130, "")
+    said = re.fullmatch(r"cachedaemon: job (\w+) goes on in the daemon\n", err)
+    assert said is not None, err
+    gate.open()
+    assert daemon.job(said[1])["state"] == "done"
 
 
 # ---- terminals
@@ -105,9 +129,14 @@ def test_more_than_fits_ends_as_partial_and_says_why(daemon: Daemon) -> None:
 
 def _on_a_terminal(daemon: Daemon, *words: str) -> tuple[int, str, str]:
     """Exit status, standard output (a pipe), and what a terminal on standard error saw."""
+    return _seen_on_a_terminal((*words, "--socket", str(daemon.socket)), b"", lambda: None)
+
+
+def _seen_on_a_terminal(words: Sequence[str], sign: bytes, then: Callable[[], None]) -> tuple[int, str, str]:
+    """The same; once the terminal has seen `sign` (a regular expression), `then` is called."""
     leader, follower = os.openpty()
     with subprocess.Popen(
-        [COMMAND, *words, "--socket", str(daemon.socket)],
+        [COMMAND, *words],
         stdout=subprocess.PIPE, stderr=follower, text=True, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
     ) as child:  # fmt: skip
         os.close(follower)
@@ -118,6 +147,8 @@ def _on_a_terminal(daemon: Daemon, *words: str) -> tuple[int, str, str]:
             except OSError:  # EIO: the other end is closed
                 break
             seen += piece
+            if re.search(sign, seen):
+                then()
         out = child.stdout.read() if child.stdout else ""
     os.close(leader)
     return child.returncode, out, seen.decode(errors="replace")
@@ -128,6 +159,22 @@ def test_prefetch_shows_a_bar_on_a_terminal(daemon: Daemon) -> None:
     assert status == 0
     assert "4 of 4" in out
     assert "4/4" in seen
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("words", [["prefetch", "--wait"], ["get"], ["exec"]])
+def test_a_bar_moves_with_the_bytes_of_one_shard(
+    origin: Origin, daemon: Daemon, words: list[str], framing: Literal["length", "chunked"]
+) -> None:
+    """Also where the origin does not say how many there will be: the shard goes on when some MB of it have been seen."""
+    gate = Gate(6_000_000)
+    origin.put("big.bin", 10_000_000, gate=gate, framing=framing)
+    command, *options = words
+    program = ["--", "true", "{}"] if command == "exec" else []
+    words = [command, "s", "big.bin", *options, "--socket", str(daemon.socket), *program]
+    status, _, seen = _seen_on_a_terminal(words, rb" [1-6]\.\d\d MB", gate.open)
+    assert status == 0, seen[-300:]
+    assert "10.0 MB" in seen
 
 
 def test_get_shows_a_bar_and_prints_paths_only(daemon: Daemon) -> None:

@@ -140,6 +140,32 @@ with ShardCache("s") as cache:
     assert hits(daemon) - before == 4000
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_worker_s_last_hits_are_counted(daemon: Daemon, start: str) -> None:
+    """Multiprocessing ends a forked worker without atexit; fewer hits than are told at once are not lost with it."""
+    before = hits(daemon)
+    snippet = """
+import multiprocessing
+import warnings
+warnings.filterwarnings('ignore', 'This process .* is multi-threaded')
+def work(cache, keys):
+    for _ in range(10):
+        for key in keys:
+            cache.open(key).close()
+if __name__ == "__main__":
+    how = multiprocessing.get_context(ARG["start"])
+    cache = ShardCache("s")
+    cache.open(ARG["keys"][0]).close()
+    workers = [how.Process(target=work, args=(cache, ARG["keys"][:3])) for _ in range(2)]
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    say([worker.exitcode for worker in workers])
+"""
+    with readers.Reader(daemon, snippet, {"start": start, "keys": KEYS}) as reader:
+        assert reader.line(60) == [0, 0]
+    until(lambda: hits(daemon) - before == 61, 10, "all hits")
+
+
 def test_hits_are_told_before_each_acquire(daemon: Daemon) -> None:
     with ShardCache("s", socket=daemon.socket, wait=20) as cache:
         before = hits(daemon)

@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedaemon.cli import programs, words
+from cachedaemon.cli.bars import Bar
+from cachedaemon.cli.coming import Coming, coming
+from cachedaemon.cli.drawn import drawn
 from cachedaemon.cli.stream import parsed
 from cachedaemon.cli.templates import expand
 
@@ -72,6 +75,54 @@ def test_spans_have_two_units(seconds: float, text: str) -> None:
 @given(st.text())
 def test_names_stay_on_their_line(text: str) -> None:
     assert words.plain(text).isprintable()
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 shards"), (1, "1 shard"), (2, "2 shards")])
+def test_numbers_of_things(count: int, text: str) -> None:
+    assert words.counted(count, "shard") == text
+
+
+def _fetch(key: str, got: int, of: int | None, source: str = "s") -> dict[str, object]:
+    return {"source": source, "key": key, "bytes": got, "size": of}
+
+
+@pytest.mark.parametrize(
+    ("fetches", "comes"),
+    [
+        ([], Coming(0, 0.0, unsized=False)),
+        ([_fetch("a", 50, 100), _fetch("b", 25, 100)], Coming(75, 0.75, unsized=False)),
+        ([_fetch("a", 50, 100), _fetch("else", 50, 100), _fetch("a", 1, 2, "t")], Coming(50, 0.5, unsized=False)),
+        ([_fetch("a", 100, 100)], Coming(100, 0.99, unsized=False)),
+        ([_fetch("a", 0, None)], Coming(0, 0.0, unsized=False)),
+        ([_fetch("a", 7, None)], Coming(7, 0.0, unsized=True)),
+        ([_fetch("a", 7, None), _fetch("b", 50, 100)], Coming(57, 0.5, unsized=False)),
+    ],
+)
+def test_what_is_on_its_way(fetches: list[dict[str, object]], comes: Coming) -> None:
+    assert coming(fetches, "s", {"a", "b"}) == comes
+    assert coming([_fetch("x", 1, 2)], "s", None) == Coming(1, 0.5, unsized=False)
+
+
+def test_a_bar_moves_with_the_bytes_and_never_backwards() -> None:
+    progress = drawn()
+    bar = Bar(progress, progress.add_task("", total=2, note="", pulsing=False))
+    task = progress.tasks[0]
+    seen = []
+    for step in (
+        lambda: bar.coming(Coming(500, 0.5)),
+        lambda: bar.coming(Coming(900, 0.9)),
+        lambda: bar.coming(
+            Coming(0, 0.0)
+        ),  # the second has come before the first: it is neither on its way nor counted
+        lambda: bar.done(1000),
+        lambda: bar.coming(Coming(300, 0.0, unsized=True)),
+        lambda: bar.done(1000),
+    ):
+        step()
+        seen.append((task.completed, task.fields["note"], task.fields["pulsing"]))
+    assert [shards for shards, _, _ in seen] == [0.5, 0.9, 0.9, 1, 1, 2]
+    assert seen[4] == (1, "1.30 kB", True)
+    assert seen[5] == (2, "2.00 kB", False)
 
 
 def test_columns_align() -> None:
