@@ -19,10 +19,15 @@ from itertools import accumulate
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, TypeVar
 
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+try:
+    import torch
+    from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
-from cachedaemon_client import Shard, ShardCache
+    from cachedaemon_client import Shard, ShardCache
+except ModuleNotFoundError as cause:
+    if __name__ != "__main__":
+        raise
+    raise SystemExit(f"torch_dataloader.py needs torch and cachedaemon-client: {cause}") from None
 
 T = TypeVar("T")
 Sample = tuple[str, torch.Tensor]

@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -447,6 +448,22 @@ def test_the_import_brings_nothing_slow() -> None:
     """http.client alone would be 20 ms in each worker."""
     code = LOADED.replace(", cachedaemon_client.aio", "")
     assert python(code, "-I", "-S").splitlines()[1] == "[]"
+
+
+@pytest.mark.parametrize("absent", ["torch", "cachedaemon_client"])
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_the_example_says_in_one_line_what_it_needs(absent: str, words: list[str]) -> None:
+    """The names of modules are hidden from it; everything else is as usual."""
+    example = PACKAGE.parents[1] / "examples/torch_dataloader.py"
+    code = f"import runpy, sys; sys.modules[{absent!r}] = None; sys.argv = ['x', *{words!r}]\n"
+    code += f"runpy.run_path({str(example)!r}, run_name='__main__')"
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (1, "")
+    needs = f"torch_dataloader.py needs torch and cachedaemon-client: .*{absent}.*"
+    assert re.fullmatch(needs, ran.stderr.splitlines()[-1])
+    assert "Traceback" not in ran.stderr
 
 
 def test_only_one_module_reads_the_environment() -> None:
