@@ -93,7 +93,6 @@ class ShardStream(IterableDataset[Sample]):
             for shard in plan:
                 for index in shuffled(range(len(shard.members)), stream(self.seed, epoch, "samples", shard.key)):
                     yield sample(shard, index)
-        self.cache.close()  # tells the last uses before this worker ends; the next use opens what it needs
 
 
 class ShardSamples(Dataset[Sample]):
