@@ -10,27 +10,24 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 
-from cachedaemon.archives import Kind, kind_of
-from cachedaemon.archives import tree as archive_tree
 from cachedaemon.archives.workers import Workers
+from cachedaemon.arrival import Arrival, Arrived, digest_of, is_indexed
 from cachedaemon.entries import Entry, Flight
-from cachedaemon.errors import BadArchive, CacheDaemonError, Leased, Locked, NotFound, Stopping, WaitExpired
+from cachedaemon.errors import CacheDaemonError, Leased, Locked, NotFound, Stopping, WaitExpired
 from cachedaemon.events import Events
-from cachedaemon.fetch import INODES, Impatient, Landing, Stops, Turns, tries
+from cachedaemon.fetch import Impatient, Landing, Stops, Turns, tries
 from cachedaemon.grace import Grace, Promise
 from cachedaemon.ledger import Ledger
 from cachedaemon.locks import Holders
 from cachedaemon.logs import tell_failure
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Meta, Need, Ref, Validators
+from cachedaemon.model import Need, Ref
 from cachedaemon.room import Partial, Room, cache_full
 from cachedaemon.sources import Configured, Sources
-from cachedaemon.store import Published, Sealed, Staged, Store
-from cachedaemon.store.disk import file_digest
+from cachedaemon.store import Published, Staged, Store
 from cachedaemon.trash import Trash
 from cachedaemon_client import lease
 from cachedaemon_client.names import name_of
@@ -59,16 +56,6 @@ class Answer:
     size: int
     result: str
     promise: Promise
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A shard that is complete in staging, checked or unpacked."""
-
-    sealed: Sealed
-    size: int
-    digest: str
-    inodes: int = INODES
 
 
 class Cache:
@@ -133,7 +120,7 @@ class Cache:
         entry = self.ledger.get(ref)
         if entry is None or entry.suspect:
             return None
-        indexed = source.settings.archives == "index" and kind_of(ref.key) in ("zip", "tar")
+        indexed = source.settings.archives == "index" and is_indexed(ref.key)
         try:
             held = await self._store.hold(ref, entry.name, entry.stamp, indexed=indexed, checked=entry.checked)
         except lease.Busy:
@@ -261,11 +248,14 @@ class Cache:
                             async for need in needs:
                                 await self._reserve(flight, need)
                         self._metrics.fetch.labels(ref.source).observe(time.monotonic() - began)
-                    arrived = await self._arrive(flight, source, staged)
-                    meta = _meta(ref, arrived, stream.validators)
-                    published = await self._store.publish(ref, staged, arrived.sealed, meta)
-                    promises = self._commit(flight, arrived, published)
-                    log.debug("%s is here: %d bytes, %.2f s", ref, arrived.size, time.monotonic() - began)
+                    arrival = Arrival(self._store, self._workers, self._metrics, flight, staged)
+                    async with contextlib.aclosing(arrival.needs(source.settings)) as needs:
+                        async for need in needs:
+                            await self.room.reserve(flight, need)
+                    meta = arrival.result.meta(ref, stream.validators)
+                    published = await self._store.publish(ref, staged, arrival.result.sealed, meta)
+                    promises = self._commit(flight, arrival.result, published)
+                    log.debug("%s is here: %d bytes, %.2f s", ref, meta.size, time.monotonic() - began)
         except asyncio.CancelledError:
             if self._stopping:
                 raise Stopping(f"{ref}: the daemon is stopping") from None
@@ -306,37 +296,6 @@ class Cache:
             flight.wanted = need
             raise Impatient from None
 
-    async def _arrive(self, flight: Flight, source: Configured, staged: Staged) -> Arrived:
-        """Check and index an archive, or unpack it; anything else is only sealed."""
-        kind = kind_of(flight.ref.key)
-        mode = source.settings.archives
-        if kind is None or mode == "opaque" or (mode == "index" and kind not in ("zip", "tar")):
-            return Arrived(await self._store.seal(staged), staged.size, staged.digest)
-        with self._metrics.unpack.labels(flight.ref.source).time(), _naming(flight.ref):
-            if mode == "unpack":
-                return await self._unpack(flight, kind, staged)
-            sealed = await self._store.seal(staged)
-            table = Path(self._store.table_of(flight.ref.source, staged))
-            verify = source.settings.verify_members
-            await self._workers.index(kind, Path(sealed.path), table, sealed.stamp, verify=verify)
-            await self._store.seal_table(flight.ref.source, staged)
-            return Arrived(sealed, staged.size, staged.digest)
-
-    async def _unpack(self, flight: Flight, kind: Kind, staged: Staged) -> Arrived:
-        packed = flight.room
-        flight.growing = True
-        folder = f"{staged.folder}/tree"
-        modes = self._store.modes
-        given = archive_tree.Modes(modes.file, modes.folder, modes.group)
-        async with self._workers.unpack(kind, Path(staged.path), Path(folder), given) as unpacking:
-            async for need in unpacking:
-                flight.written, flight.made = flight.room  # what was granted before has been used up
-                await self.room.reserve(flight, Need(packed.bytes + need.bytes, packed.inodes + need.inodes))
-        result = unpacking.result
-        await self._store.drop_packed(staged)
-        sealed = await self._store.seal_folder(folder, result.blocks)
-        return Arrived(sealed, result.size, result.digest, INODES + result.members)
-
     def _commit(self, flight: Flight, arrived: Arrived, published: Published) -> list[Promise]:
         """The shard is visible: it is in the ledger, and promised to everybody who waits, before anything else happens."""
         ref, now = flight.ref, time.monotonic()
@@ -357,7 +316,7 @@ class Cache:
         entry = self.ledger.get(flight.ref)
         if entry is None or not entry.suspect:
             return []
-        if not await self._store.proves(entry.ref, entry.name, _digest):
+        if not await self._store.proves(entry.ref, entry.name, digest_of):
             await self.lose(entry)
             return []
         published = await self._store.restore(entry.ref, entry.name, entry.stamp)
@@ -460,24 +419,6 @@ class Cache:
             task.cancel()
         while pending := [*self._tasks.values(), *self._background]:
             await asyncio.wait(pending)
-
-
-@contextlib.contextmanager
-def _naming(ref: Ref) -> Iterator[None]:
-    """Who checks an archive knows its file in staging only: the asker is told which shard it is."""
-    try:
-        yield
-    except BadArchive as cause:
-        raise BadArchive(f"{ref}: {cause}", reason=cause.reason, member=cause.member) from cause
-
-
-def _meta(ref: Ref, arrived: Arrived, validators: Validators) -> Meta:
-    blocks = arrived.sealed.blocks
-    return Meta(ref.key, arrived.size, arrived.digest, blocks, arrived.inodes, time.time(), validators)
-
-
-def _digest(path: str) -> str:
-    return archive_tree.tree_digest(path) if Path(path).is_dir() else file_digest(path)
 
 
 def _loop_time(deadline: float) -> float:
