@@ -156,6 +156,7 @@ if __name__ == "__main__":
     how = multiprocessing.get_context(ARG["start"])
     cache = ShardCache("s")
     cache.open(ARG["keys"][0]).close()
+    cache.close()
     workers = [how.Process(target=work, args=(cache, ARG["keys"][:3])) for _ in range(2)]
     for worker in workers: worker.start()
     for worker in workers: worker.join()
