@@ -8,11 +8,13 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cachedaemon.errors import CacheDaemonError, Changed, Missing, OriginRefused, OriginUnavailable
+from cachedaemon.origins import Origin
 from tests.contract.origins.reading import opened, read
 from tests.fakes import content
 from tests.fakes.fusefs import FuseFs, fuse_fs
@@ -37,10 +39,22 @@ def mount(fuse: FuseFs) -> Iterator[FuseFs]:
     fuse.turn()
 
 
+def helpers() -> list[int]:
+    return [pid for pid in family(os.getpid()) if "mounts.helper" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
 def helper() -> int:
     """The only one there is."""
-    [found] = [pid for pid in family(os.getpid()) if "mounts.helper" in Path(f"/proc/{pid}/cmdline").read_text()]
+    [found] = helpers()
     return found
+
+
+async def read_at_last(origin: Origin, key: str) -> bytes:
+    """However long a helper takes to start, and a mount to come to itself, beyond a short stall limit."""
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(OriginUnavailable):
+                return await read(origin, key)
 
 
 def threads_of(pid: int) -> int:
@@ -191,7 +205,7 @@ async def test_a_hung_mount_keeps_its_threads_and_no_more(mount: FuseFs) -> None
     """Threads are bounded, calls that nobody waits for are never made, late results are closed."""
     url, settings = f"file://{mount.path}/", {**NOW, "concurrency": 3}
     async with opened(url, settings, stall_timeout="200ms") as origin:
-        await read(origin, "k.bin")
+        await read_at_last(origin, "k.bin")
         base = len(os.listdir("/proc/self/fd"))
         mount.turn(hang=True)
         for _ in range(10):
@@ -199,8 +213,8 @@ async def test_a_hung_mount_keeps_its_threads_and_no_more(mount: FuseFs) -> None
             assert {type(one) for one in said} == {OriginUnavailable}
         assert threads_of(helper()) <= 1 + 3
         before = mount.turn()["open"]
+        assert await read_at_last(origin, "k.bin") == content.data("k", 3 << 20)
         async with asyncio.timeout(20):
-            assert await read(origin, "k.bin") == content.data("k", 3 << 20)
             while len(os.listdir("/proc/self/fd")) > base:  # noqa: ASYNC110 - threads close, no event tells
                 await asyncio.sleep(0.02)
         assert mount.turn()["open"] - before <= 4, "of 60 opens only those that threads had begun were made"
@@ -218,6 +232,8 @@ async def test_a_helper_that_dies_is_started_again(folder: Path) -> None:
             with pytest.raises(OriginUnavailable):
                 await read(origin, "k.bin", kill)
             async with asyncio.timeout(20):
+                while helpers():  # noqa: ASYNC110 - its last socket closes after its pipes, and no event tells
+                    await asyncio.sleep(0.005)
                 assert await read(origin, "k.bin") == content.data("k", 5 << 20)
 
 
@@ -243,3 +259,27 @@ async def test_a_read_that_is_slow_makes_progress(mount: FuseFs) -> None:
     mount.turn(delay=0.3, ops=["read"])
     async with opened(f"file://{mount.path}/", NOW, stall_timeout="2500ms") as origin:
         assert await read(origin, "k.bin") == content.data("k", 3 << 20)
+
+
+async def test_a_folder_that_is_there_and_one_that_is_not(folder: Path) -> None:
+    """Without a key: not there, empty as an unmounted one is, a begin of names that nothing has."""
+    (folder / "set").mkdir()
+    (folder / "set/img-1.zip").write_bytes(b"x")
+    (folder / "empty").mkdir()
+    for place in ("set/", "set", "set/img-", "set/{key}.zip", "{key}/img-1.zip"):
+        async with opened(f"file://{folder}/{place}", NOW) as origin:
+            await origin.look()
+    for place in ("gone/", "empty/", "set/pic-", "gone/{key}.zip"):
+        async with opened(f"file://{folder}/{place}", NOW) as origin:
+            with pytest.raises(OriginUnavailable) as error:
+                await origin.look()
+            assert str(error.value).startswith(f"source s ({folder}/{place}): ")
+
+
+async def test_a_look_at_a_mount_that_hangs_ends(mount: FuseFs) -> None:
+    async with opened(f"file://{mount.path}/", NOW, stall_timeout="300ms") as origin:
+        await read_at_last(origin, "k.bin")
+        mount.turn(hang=True)
+        with pytest.raises(OriginUnavailable, match="does not answer"):
+            await origin.look()
+        mount.turn()
