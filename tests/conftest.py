@@ -42,6 +42,10 @@ else:
 settings.load_profile("tests")
 
 
+# A shell that starts us in the background has SIGINT ignored, and every process below would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 # --- skips -------------------------------------------------------------------------------------------------------
 
 

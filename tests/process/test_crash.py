@@ -66,7 +66,7 @@ class Load:
             run.result()
 
 
-@pytest.mark.parametrize("moments", [8, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moments", [5, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_kill_9_at_any_moment(origin: Origin, moments: int) -> None:
     """C-38: it starts by itself, nothing partial is visible, no helper lives on, the counters are those of the disk."""

@@ -118,7 +118,14 @@ def test_wrong_bytes_are_a_failure(folder: Path) -> None:
     _nothing_left(folder, [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_in_the_middle_leaves_nothing(number: signal.Signals, folder: Path) -> None:
     with _demo(folder, shape=LONG) as child:
         _heard(child, "samples/s")
@@ -179,6 +186,7 @@ def test_keep_leaves_it_running_as_it_says(folder: Path) -> None:
     _nothing_left(folder, children)
 
 
+@pytest.mark.slow
 def test_a_long_temporary_folder_is_no_obstacle(folder: Path) -> None:
     """A socket's path has at most 107 bytes."""
     deep = folder / ("x" * 100)
@@ -189,6 +197,7 @@ def test_a_long_temporary_folder_is_no_obstacle(folder: Path) -> None:
     assert list(deep.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_ordinary_user_can_play_it(folder: Path, as_user: Any) -> None:
     program = PROGRAM.format(shape=SMALL, spoil=False, words=["demo"])
     as_user.own(folder)

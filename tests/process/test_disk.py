@@ -116,7 +116,11 @@ def test_no_more_inodes(origin: Origin) -> None:
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ops", [["write"], ["read"], ["create"], ["rename"], ["unlink"], ["getattr"], []])
+SOME, OTHERS = (["write"], []), (["read"], ["create"], ["rename"], ["unlink"], ["getattr"])
+"""Calls of the disk that fail: those always tried, and those for which there is more time."""
+
+
+@pytest.mark.parametrize("ops", [*SOME, *(pytest.param(ops, marks=pytest.mark.slow) for ops in OTHERS)])
 def test_every_tenth_call_fails_with_eio(origin: Origin, folder: Path, ops: list[str]) -> None:
     """C-45: a failure a request at most, health says degraded, no stall, and nothing wrong is served."""
     origin.default(lambda name: Object(name, 200_000))

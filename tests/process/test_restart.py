@@ -97,7 +97,13 @@ def test_a_clean_stop_writes_the_last_uses(origin: Origin) -> None:
         assert _names(daemon) == {"a.bin", "c.bin"}
 
 
-@pytest.mark.parametrize("broken", ["empty", "truncated", "garbage", "newer", "missing", "a list"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["empty", "newer", "missing", *(pytest.param(kind, marks=SLOW) for kind in ("truncated", "garbage", "a list"))],
+)
 def test_a_broken_index_is_rebuilt(origin: Origin, broken: str) -> None:
     """C-40: daemon.json and meta files that are truncated, empty or of a newer version cost no shard that is whole."""
     with Daemon({"s": origin.url}) as daemon:

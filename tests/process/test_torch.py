@@ -99,7 +99,7 @@ def test_shards_and_samples_are_shuffled_apart(daemon: Daemon) -> None:
     assert len(set(orders)) == len(KEYS)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_workers_are_started_in_any_way(daemon: Daemon, start: str) -> None:
     """Both data sets pickle, and workers that outlive an epoch see the next one's number."""
     how = {"num_workers": 2, "multiprocessing_context": start, "persistent_workers": True}

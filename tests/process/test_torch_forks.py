@@ -76,7 +76,14 @@ def fork(daemon: Daemon, start: str, workers: int, rounds: int, seconds: float) 
     assert rows == [[workers, [MEMBERS] * len(KEYS), []]] * rounds
 
 
-@pytest.mark.parametrize(("start", "workers", "rounds"), [("fork", 4, 15), ("spawn", 2, 1), ("forkserver", 2, 1)])
+@pytest.mark.parametrize(
+    ("start", "workers", "rounds"),
+    [
+        ("fork", 4, 8),
+        pytest.param("spawn", 2, 1, marks=pytest.mark.slow),
+        pytest.param("forkserver", 2, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_client_used_before_the_fork_works_in_each_worker(
     daemon: Daemon, start: str, workers: int, rounds: int
 ) -> None:

@@ -286,7 +286,7 @@ def test_every_flip_in_the_header_is_noticed(archive: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("bits", [0x80, 0xFF])
+@pytest.mark.parametrize("bits", [0x80, pytest.param(0xFF, marks=pytest.mark.slow)])
 def test_a_flip_behind_the_header_never_reaches_beyond_shard_or_table(bits: int, archive: Path) -> None:
     """Only errors of the documented kinds come out."""
     table = archive.with_name("table")
