@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cachedaemon.model import Need, Ref, Stamp
@@ -24,6 +26,9 @@ class Entry:
     suspect: bool = False
     checked: bool = True
     """False for what was found at start, until its size was compared with its meta file."""
+
+
+Rank = tuple[bool, bool, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +60,8 @@ class Flight:
     """Room to wait for before the origin is asked again."""
     cause: Exception | None = None
     """Why the last try failed."""
+    line: Line | None = None
+    """Where it stands, if it waits in one."""
 
     def empty(self) -> None:
         """Nothing of a try is on the disk (any more)."""
@@ -65,10 +72,73 @@ class Flight:
         self.room, self.slot, self.growing = Need(0, 0), False, False
         self.empty()
 
+    def promote(self, order: int) -> None:
+        """A demand has joined a prefetch: it is one now, in the place of that asking, also where it stands in a line."""
+        line = self.line
+        if line is not None:
+            line.remove(self)
+        self.demand, self.order = True, order
+        if line is not None:
+            line.add(self)
+
     @property
-    def rank(self) -> tuple[bool, bool, int]:
+    def rank(self) -> Rank:
         """Who holds room goes first, since others wait for it; demand before prefetch; then the order of asking."""
         return (not self.slot, not self.demand, self.order)
+
+
+class Line:
+    """Flights that wait for the same thing, in the order of their rank and by source. A step is as cheap with thousands."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[str, list[Rank]] = {}
+        """Of each source whose flights wait, in order."""
+        self._flights: dict[Rank, Flight] = {}
+        self._places: dict[Flight, Rank] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, flight: Flight) -> bool:
+        return flight in self._places
+
+    def add(self, flight: Flight) -> None:
+        """A flight begins to wait. What it is ranked by changes only with `Flight.promote` as long as it stands here."""
+        rank = self._places[flight] = flight.rank
+        self._flights[rank] = flight
+        bisect.insort(self._ranks.setdefault(flight.ref.source, []), rank)
+        flight.line = self
+
+    def remove(self, flight: Flight) -> None:
+        """A flight goes, if it stands here."""
+        rank = self._places.pop(flight, None)
+        if rank is None:
+            return
+        del self._flights[rank]
+        ranks = self._ranks[flight.ref.source]
+        del ranks[bisect.bisect_left(ranks, rank)]
+        if not ranks:
+            del self._ranks[flight.ref.source]
+        flight.line = None
+
+    def first(self, passed_over: Callable[[str], bool]) -> Flight | None:
+        """Whose turn it is, among the sources that are not passed over."""
+        heads = [ranks[0] for source, ranks in self._ranks.items() if not passed_over(source)]
+        return self._flights[min(heads)] if heads else None
+
+    def has_others(self, source: str) -> bool:
+        """Whether flights of another source wait."""
+        return any(other != source for other in self._ranks)
+
+    def has_demand(self, *, but: str | None = None) -> bool:
+        """Whether demands wait, of any source or of any but one."""
+        return any(_with_demand(ranks) for source, ranks in self._ranks.items() if source != but)
+
+
+def _with_demand(ranks: list[Rank]) -> bool:
+    """Demands lead two parts of the order: that of those who hold room, and that of the others."""
+    others = bisect.bisect_left(ranks, (True, False, 0))
+    return any(not rank[1] for rank in (*ranks[:1], *ranks[others : others + 1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from cachedaemon.entries import Flight
+from cachedaemon.entries import Flight, Line
 from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, NoSpace, OriginUnavailable
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import BLOCK, Need, blocks
@@ -42,7 +42,8 @@ class Turns:
         self._per_source = dict(per_source)
         self._paces = Paces(rates)
         self._running: dict[str, int] = {}
-        self._waiting: list[tuple[Flight, asyncio.Future[None]]] = []
+        self._waiting = Line()
+        self._places: dict[Flight, asyncio.Future[None]] = {}
         self._held: dict[str, float] = {}
 
     def limit(self, total: int, per_source: Mapping[str, int], rates: Mapping[str, int]) -> None:
@@ -53,22 +54,24 @@ class Turns:
 
     def demand_waits(self) -> bool:
         """Whether any demand waits for a place."""
-        return any(flight.demand for flight, _ in self._waiting)
+        return self._waiting.has_demand()
 
     @asynccontextmanager
     async def turn(self, flight: Flight) -> AsyncIterator[Part]:
         """Wait for a place, and keep it for the block, with a part of the source's bandwidth."""
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((flight, place))
+        place = self._places[flight] = asyncio.get_running_loop().create_future()
+        self._waiting.add(flight)
         self._next()
         try:
             await place
         except asyncio.CancelledError:
-            if place.cancelled() or not place.done():
-                self._waiting.remove((flight, place))
-            else:
+            if place.done() and not place.cancelled():
                 self._leave(flight)
+            else:
+                self._waiting.remove(flight)
             raise
+        finally:
+            del self._places[flight]
         try:
             yield self._paces.part(flight.ref.source)
         except OriginUnavailable as cause:
@@ -90,21 +93,22 @@ class Turns:
             del self._held[source]
             self._next()
 
-    def _has_place(self, source: str) -> bool:
-        return source not in self._held and self._running.get(source, 0) < self._per_source.get(source, 1)
+    def _has_no_place(self, source: str) -> bool:
+        return source in self._held or self._running.get(source, 0) >= self._per_source.get(source, 1)
 
     def _leave(self, flight: Flight) -> None:
         self._running[flight.ref.source] -= 1
         self._next()
 
     def _next(self) -> None:
-        for flight, place in sorted(self._waiting, key=lambda one: one[0].rank):
-            if sum(self._running.values()) >= self._total:
+        while sum(self._running.values()) < self._total:
+            flight = self._waiting.first(self._has_no_place)
+            if flight is None:
                 return
-            source = flight.ref.source
-            if not place.done() and self._has_place(source):
-                self._running[source] = self._running.get(source, 0) + 1
-                self._waiting.remove((flight, place))
+            self._waiting.remove(flight)
+            place = self._places[flight]
+            if not place.done():  # else it was cancelled just now
+                self._running[flight.ref.source] = self._running.get(flight.ref.source, 0) + 1
                 place.set_result(None)
 
 

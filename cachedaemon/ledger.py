@@ -146,7 +146,7 @@ class Ledger:
         if flight is None:
             flight = self.flights[ref] = Flight(ref, self._orders, demand, job)
         elif demand and not flight.demand:
-            flight.demand, flight.order = True, self._orders
+            flight.promote(self._orders)
         flight.waiters += 1
         return flight, new
 

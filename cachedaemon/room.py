@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Never, NotNow, Verdict, Yield
+from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Line, Never, NotNow, Verdict, Yield
 from cachedaemon.errors import CacheDaemonError, CacheFull, NoSpace, TooLarge
 from cachedaemon.fetch import Impatient
 from cachedaemon.ledger import Ledger
@@ -60,7 +60,9 @@ class Room:
         self._evict = evict
         self._stops = stops
         self._demand_waits = demand_waits
-        self._claims: list[Claim] = []
+        self._line = Line()
+        self._claims: dict[Flight, Claim] = {}
+        """Of those in the line."""
         self._wake = asyncio.Event()
         self._full: NotNow | None = None
         self._last: tuple[float, NotNow | None] = (0.0, None)
@@ -74,7 +76,7 @@ class Room:
 
     def blocks(self, flight: Flight) -> NotNow | None:
         """Why a flight got no room, if everything was leased or in transfer: it waits for some, or has yet to ask."""
-        waits = flight.wanted is not None or any(claim.flight is flight for claim in self._claims)
+        waits = flight.wanted is not None or flight in self._line
         if not waits and (flight.slot or flight.cause is not None):
             return None
         at, full = self._last
@@ -97,14 +99,21 @@ class Room:
         its turn (`holds_turn`).
         """
         claim = Claim(flight, need, holds_turn)
-        self._claims.append(claim)
+        self._claims[flight] = claim
+        self._line.add(flight)
         self._look_at = 0.0
         self._wake.set()
         try:
             await claim.granted
         finally:
-            self._claims.remove(claim)
+            self._settle(claim)
             self._wake.set()
+
+    def _settle(self, claim: Claim) -> None:
+        """A claim waits no more; its flight may have made another since."""
+        if self._claims.get(claim.flight) is claim:
+            del self._claims[claim.flight]
+            self._line.remove(claim.flight)
 
     async def keep(self) -> None:
         """Grant room as it comes, for ever."""
@@ -117,7 +126,7 @@ class Room:
 
     async def _next_look(self) -> None:
         """Until something has changed, or it is time to try leased shards again that stand in somebody's way."""
-        waits = self._over or any(not claim.granted.done() for claim in self._claims)
+        waits = self._over or self._claims
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._look_at if waits else None):
                 await self._wake.wait()
@@ -142,7 +151,12 @@ class Room:
 
     async def _grant(self) -> NotNow | None:
         """Serve the queue in its order; why the first that waits does, if for leases and transfers."""
-        for claim in sorted(self._claims, key=lambda c: c.flight.rank):
+        yielding: set[str] = set()
+        for _ in range(len(self._line)):
+            flight = self._line.first(yielding.__contains__)
+            if flight is None:
+                break
+            claim = self._claims[flight]
             match await self._serve(claim):
                 case NotNow() as full:
                     self._last = asyncio.get_running_loop().time(), full
@@ -150,6 +164,10 @@ class Room:
                     return full
                 case Evict():
                     return None  # what was deleted will wake the keeper
+                case Yield():
+                    yielding.add(flight.ref.source)  # and with the first of a source all behind it
+                case _:
+                    self._settle(claim)
         return None
 
     async def _serve(self, claim: Claim) -> Verdict | None:
@@ -185,9 +203,10 @@ class Room:
 
     def _has_rivals(self, claim: Claim) -> bool:
         """Whether another source waits for room; a demand lets no prefetch go first."""
-        flight = claim.flight
-        others = [o.flight for o in self._claims if o.flight.ref.source != flight.ref.source and not o.granted.done()]
-        return not flight.slot and any(other.demand or not flight.demand for other in others)
+        flight, source = claim.flight, claim.flight.ref.source
+        if flight.slot:
+            return False
+        return self._line.has_demand(but=source) or (not flight.demand and self._line.has_others(source))
 
     def _make_way(self, claim: Claim) -> None:
         victim = self._ledger.to_stop(claim.flight)

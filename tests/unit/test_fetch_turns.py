@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedaemon import fetch
-from cachedaemon.entries import Flight
+from cachedaemon.entries import Flight, Line
 from cachedaemon.errors import BadArchive, CacheDaemonError, Corrupt, Missing, NoSpace, OriginRefused, OriginUnavailable
 from cachedaemon.fetch import Stops, Turns, pause, tries
 from cachedaemon.metrics import Metrics
@@ -82,7 +82,7 @@ async def test_demand_goes_before_prefetch_and_then_the_order_of_asking() -> Non
     for number in (1, 4, 5):
         seen += ground.running
         if number == 4:
-            raised.demand = True  # somebody asks for what was only to be prefetched
+            raised.promote(2)  # somebody asks for what was only to be prefetched
         await ground.end(number)
     seen += ground.running
     await ground.end(2) if ground.running == [2] else None
@@ -215,3 +215,45 @@ async def test_pauses_grow_are_spread_and_honour_the_origin() -> None:
     assert 3 <= min(drawn) < 3.5
     assert 4 < max(drawn) <= 4.5, "spread, not in lockstep at the end of the pause"
     assert all(300 <= pause(0, OriginUnavailable("x", retry_after=300)) <= 310 for _ in range(50))
+
+
+@pytest.mark.asyncio
+async def test_a_wait_costs_the_same_among_thousands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step looks at all who wait: counted are looks at a rank, which no load changes."""
+    looks = 0
+
+    def counted(one: Flight) -> tuple[bool, bool, int]:
+        nonlocal looks
+        looks += 1
+        return (not one.slot, not one.demand, one.order)
+
+    monkeypatch.setattr(Flight, "rank", property(counted))
+    ground = Ground(Turns(1, {"s": 1}, {}))
+    await ground.start(*(flight(n) for n in range(2000)))
+    for number in range(20):
+        await ground.end(number)
+    assert ground.running == [20]
+    assert looks <= 2000 + 100
+    await ground.close()
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from("adpr"), st.integers(0, 9), st.sampled_from("st")), max_size=40))
+def test_a_line_keeps_its_order_whatever_comes_goes_and_rises(steps: list[tuple[str, int, str]]) -> None:
+    line, here = Line(), list[Flight]()
+    for order, (what, which, source) in enumerate(steps):
+        if what in "ad":
+            here.append(flight(order, source=source, demand=what == "d"))
+            here[-1].slot = which == 0
+            line.add(here[-1])
+        elif here and what == "p":
+            here[which % len(here)].promote(order)
+        elif here:
+            line.remove(here.pop(which % len(here)))
+        assert line.has_demand() == any(one.demand for one in here)
+        assert line.has_demand(but="s") == any(one.demand for one in here if one.ref.source != "s")
+        assert line.has_others("t") == any(one.ref.source != "t" for one in here)
+    seen = []
+    while (one := line.first(lambda _: False)) is not None:
+        line.remove(one)
+        seen.append(one)
+    assert seen == sorted(here, key=lambda one: one.rank)

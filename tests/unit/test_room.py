@@ -396,3 +396,22 @@ def _check(rig: Rig) -> None:
     ledger = rig.ledger
     assert len(ledger) + sum(flight.slot for flight in ledger.flights.values()) <= 3
     assert ledger.bytes + ledger.reserved <= 6 * MB
+
+
+@pytest.mark.asyncio
+async def test_a_look_at_the_queue_costs_the_same_among_hundreds() -> None:
+    """Behind a claim that lets another source go first all of its source wait, unasked."""
+    async with running(caps(4)) as rig:
+        rig.fill(2, leased=True)
+        for key in ("s1", "s2"):
+            rig.claim(ask(rig.ledger, key))
+        await until(lambda: len(rig.granted) == 2)
+        for number in range(500):
+            rig.claim(ask(rig.ledger, f"more{number}"))
+        rig.claim(ask(rig.ledger, "other", source="t"))
+        await until(lambda: rig.room.waiting == 501 and rig.room.full)
+        before = rig.looks
+        rig.room.changed()
+        await until(lambda: rig.looks > before)
+        await asyncio.sleep(0.3)  # three looks more at what is leased
+        assert rig.looks - before <= 30
