@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 
 from cachedaemon.archives.workers import Workers
@@ -40,8 +40,8 @@ CHECK = "check"
 """The job of a flight that only proves a suspect shard."""
 
 
-class Superseded(Exception):
-    """The source was configured anew while the shard was on its way: whoever waits asks again."""
+class Ended(Exception):
+    """A flight was ended before it brought anything: whoever waits asks again, and hears what is true then."""
 
 
 Landed = asyncio.Task[list[Promise]]
@@ -86,7 +86,8 @@ class Cache:
         self._tasks: dict[Flight, Landed] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._superseded: set[Flight] = set()
+        self._closed: dict[str, asyncio.Future[None]] = {}
+        """Sources that are being configured anew; done when they may be asked again."""
         self._holders = Holders()
         self.grace = Grace(grace, lambda held: self.later(store.let_go(held)))
         self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())  # noqa: PLW0108 - made after this
@@ -105,9 +106,8 @@ class Cache:
         configured, ref = self.sources.shard(source, key)
         began = time.monotonic()
         try:
-            answer = None
-            while answer is None:
-                answer = await self._hit(configured, ref) or await self._miss(ref, began + wait)
+            while (answer := await self._hit(configured, ref) or await self._miss(ref, began + wait)) is None:
+                configured, ref = self.sources.shard(source, key)  # a reload may have come meanwhile
         except CacheDaemonError:
             self._metrics.requests.labels(source, "failed").inc()
             raise
@@ -148,10 +148,10 @@ class Cache:
         promise: Promise | None = None
         try:
             async with asyncio.timeout_at(_loop_time(deadline)):
-                promise = (await asyncio.shield(task)).pop()
+                promise = (await _end_of(task)).pop()
         except TimeoutError:
             raise self._expired(flight) from None
-        except Superseded:
+        except Ended:
             return None
         finally:
             self._leave(flight, task, promise)
@@ -163,8 +163,8 @@ class Cache:
 
     async def bring(self, source: str, key: str, job: str) -> bool:
         """Have a shard fetched for a prefetch; False when the rest would displace what the job brought (`Partial`)."""
-        _, ref = self.sources.shard(source, key)
         while True:
+            _, ref = self.sources.shard(source, key)
             await self._settled(ref)
             entry = self.ledger.get(ref)
             if entry is not None and not entry.suspect:
@@ -172,8 +172,8 @@ class Cache:
                 return True
             flight, task, _ = self._join(ref, job=job)
             try:
-                await asyncio.shield(task)
-            except Superseded:
+                await _end_of(task)
+            except Ended:
                 continue
             except Partial:
                 if flight.job == job:
@@ -189,13 +189,19 @@ class Cache:
         return entry is not None and not entry.suspect
 
     async def _settled(self, ref: Ref) -> None:
-        """Until it is known what becomes of a shard on its way to trash, or of a flight that nobody can join."""
-        while (pending := self.trash.moving(ref) or self._dying(ref)) is not None:
+        """Until it is known what becomes of a shard on its way to trash, of its flight that nobody can join, or source."""
+        while (pending := self.trash.moving(ref) or self._dying(ref) or self._closed.get(ref.source)) is not None:
             await asyncio.wait([pending])
 
     def _dying(self, ref: Ref) -> Landed | None:
         flight = self.ledger.flights.get(ref)
         return self._tasks[flight] if flight is not None and flight.ended else None
+
+    def _end(self, flight: Flight, task: Landed) -> None:
+        """End a flight before its time; nobody can join it any more."""
+        if not flight.ended:
+            flight.ended = True
+            task.cancel()
 
     def _join(self, ref: Ref, *, job: str | None = None) -> tuple[Flight, Landed, bool]:
         """The flight of a shard that is settled and not here, with this waiter counted; and whether it is new."""
@@ -213,9 +219,8 @@ class Cache:
         last = self.ledger.leave(flight)
         if promise is None and task.done() and not task.cancelled() and not task.exception() and task.result():
             self.grace.end(task.result().pop())
-        if last and not flight.ended:
-            flight.ended = True
-            task.cancel()
+        if last:
+            self._end(flight, task)
 
     def _landed(self, flight: Flight, task: Landed) -> None:
         """After the end of a flight: with no waiter left nobody else looks at its failure, or takes its promises."""
@@ -256,12 +261,6 @@ class Cache:
                     published = await self._store.publish(ref, staged, arrival.result.sealed, meta)
                     promises = self._commit(flight, arrival.result, published)
                     log.debug("%s is here: %d bytes, %.2f s", ref, meta.size, time.monotonic() - began)
-        except asyncio.CancelledError:
-            if self._stopping:
-                raise Stopping(f"{ref}: the daemon is stopping") from None
-            if flight in self._superseded:
-                raise Superseded from None
-            raise
         except CacheDaemonError as cause:
             self._events.tell("failed", ref, code=cause.code)
             tell_failure(log, ref, cause)
@@ -376,18 +375,34 @@ class Cache:
             self.ledger.take_out(entry)
             await self.trash.discard(entry)
 
-    async def forget(self, source: str) -> None:
-        """A source reads from elsewhere now: its flights begin again, and what it brought goes, whoever holds it."""
-        flights = {flight: task for flight, task in self._tasks.items() if flight.ref.source == source}
-        for flight, task in flights.items():
-            flight.ended = True
-            self._superseded.add(flight)
-            task.cancel()
-        if flights:
-            await asyncio.wait(flights.values())
-        self._superseded.difference_update(flights)
-        for entry in [entry for entry in self.ledger.entries() if entry.ref.source == source]:
-            await self.lose(entry)
+    @contextlib.asynccontextmanager
+    async def renewing(self, sources: Collection[str]) -> AsyncIterator[None]:
+        """These sources read from elsewhere after the block. In it they have no flight, and nothing of them is here.
+
+        Whoever asks for their shards waits until its end, and has them from what is in force then.
+        """
+        closed = asyncio.get_running_loop().create_future()
+        self._closed.update(dict.fromkeys(sources, closed))
+        try:
+            for source in sources:
+                await self._forget(source)
+            yield
+        finally:
+            for source in sources:
+                del self._closed[source]
+            closed.set_result(None)
+
+    async def _forget(self, source: str) -> None:
+        """End the flights of a source that is closed, and move what it brought to trash, whoever holds it."""
+        for flight, task in self._of(source).items():
+            self._end(flight, task)
+        await self.without_flights(source)
+        while True:
+            for entry in [entry for entry in self.ledger.entries() if entry.ref.source == source]:
+                await self.lose(entry)
+            if not (moves := self.trash.moves(source)):
+                return
+            await asyncio.wait(moves)  # what is leased comes back into the ledger
 
     async def is_leased(self, entry: Entry) -> bool:
         """Whether a reader holds the shard; the daemon's own lease does not count."""
@@ -407,18 +422,30 @@ class Cache:
 
     async def without_flights(self, source: str) -> None:
         """Until none of a source's flights that are under way now is left."""
-        under_way = [task for flight, task in self._tasks.items() if flight.ref.source == source]
-        if under_way:
-            await asyncio.wait(under_way)
+        if under_way := self._of(source):
+            await asyncio.wait(under_way.values())
+
+    def _of(self, source: str) -> dict[Flight, Landed]:
+        return {flight: task for flight, task in self._tasks.items() if flight.ref.source == source}
 
     async def drain(self) -> None:
         """End all flights, each to its last disk call; waiters get `stopping`."""
         self._stopping = True
-        await asyncio.sleep(0)  # a flight that was made just now must have begun, to say why it ends
-        for task in self._tasks.values():
-            task.cancel()
+        for flight, task in self._tasks.items():
+            self._end(flight, task)
         while pending := [*self._tasks.values(), *self._background]:
             await asyncio.wait(pending)
+
+
+async def _end_of(task: Landed) -> list[Promise]:
+    """What a flight came to, for one of its waiters, whose own cancellation leaves it alone; `Ended` when it was ended.
+
+    Told here and not by the flight, which may be ended before it has begun.
+    """
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise Ended
+    return task.result()
 
 
 def _loop_time(deadline: float) -> float:

@@ -54,13 +54,15 @@ class Daemon:
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._marking = asyncio.Lock()
+        """Held by whoever writes to the disk which sources its shards came from."""
         self._tasks: set[asyncio.Task[None]] = set()
         cache = settings.cache
         self.metrics = Metrics(__version__)
         self.events = Events()
         self.plans = Plans()
         self.sources = Sources(self.metrics)
-        self.sources.configure(settings.sources, settings.fetch, anew=True)
+        self.sources.take(self.sources.made(settings.sources, settings.fetch, anew=True))
         self.store = Store(Layout(cache.dir), Modes.for_group(settings.server.socket_group))
         self.workers = Workers(limits=_limits(settings), most=CHECKERS)
         self.turns = Turns(settings.fetch.concurrency, self.sources.limits(), self.sources.rates())
@@ -222,13 +224,9 @@ class Daemon:
             log.info("reloaded: %s", ", ".join(now) or "nothing that can change at run time")
 
     async def _apply(self, new: Settings) -> None:
-        old, self.settings = self.settings, new
         before = self.sources.all()
-        replaced = self.sources.configure(new.sources, new.fetch, anew=old.fetch != new.fetch)
-        marks = [source.mark for source in self.sources.all()]
-        for name in await self.store.outdated(marks):
-            await self.cache.forget(name)
-        await self.store.renew(marks)
+        await self._take_sources(self.sources.made(new.sources, new.fetch, anew=self.settings.fetch != new.fetch))
+        self.settings = new
         self._generation = uuid.uuid4().hex
         self.cache.ledger.caps = _caps(new)
         self.cache.retries = new.fetch.retries
@@ -237,9 +235,20 @@ class Daemon:
         self.turns.limit(new.fetch.concurrency, self.sources.limits(), self.sources.rates())
         logging.getLogger().setLevel(new.log.level.upper())
         self.cache.room.changed()
-        for one in replaced:
-            self.cache.later(self._retire(one))
         self._look_at([one for one in self.sources.all() if one not in before])
+
+    async def _take_sources(self, made: list[Configured]) -> None:
+        """Into force, once the disk has nothing more of what a source was that now reads from elsewhere."""
+        unused = [one for one in made if one not in self.sources.all()]
+        try:
+            async with self._marking:
+                marks = [source.mark for source in made]
+                async with self.cache.renewing(await self.store.outdated(marks)):
+                    await self.store.renew(marks)
+                    unused = self.sources.take(made)
+        finally:
+            for one in unused:
+                self.cache.later(self._retire(one))
 
     async def _retire(self, source: Configured) -> None:
         await self.cache.without_flights(source.name)
@@ -247,7 +256,9 @@ class Daemon:
 
     async def _look_for_folder(self) -> None:
         """Somebody may have removed the cache directory, or a part of it: it is made anew, and what was in it is gone."""
-        if await self.store.remake([source.mark for source in self.sources.all()]):
+        async with self._marking:
+            remade = await self.store.remake([source.mark for source in self.sources.all()])
+        if remade:
             log.warning("the cache directory was removed: it is made anew")
             self.plans.clear()
             self._generation = uuid.uuid4().hex

@@ -63,22 +63,31 @@ async def troubles(sources: dict[str, Source], fetch: Fetch) -> list[str]:
 
 
 class Sources:
-    """All sources by name. A reload replaces those that changed; `replaced` are closed when their flights have ended."""
+    """All sources by name. A reload replaces those that changed; these are closed when their flights have ended."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._all: dict[str, Configured] = {}
 
-    def configure(self, sources: dict[str, Source], fetch: Fetch, *, anew: bool) -> list[Configured]:
-        """Take these into force; those that were replaced. `anew`: limits that all origins know have changed."""
-        before, self._all = self._all, {}
-        for name, settings in sources.items():
-            old = before.get(name)
-            if old is not None and old.settings == settings and not anew:
-                self._all[name] = old
-            else:
-                self._metrics.expect(name)
-                self._all[name] = Configured(name, settings, origin_of(name, settings, fetch, self._metrics))
+    def made(self, sources: dict[str, Source], fetch: Fetch, *, anew: bool) -> list[Configured]:
+        """These sources, for `take`: those in force that are as they were, else new ones.
+
+        `anew`: limits that all origins know have changed.
+        """
+        return [self._made(name, settings, fetch, anew=anew) for name, settings in sources.items()]
+
+    def _made(self, name: str, settings: Source, fetch: Fetch, *, anew: bool) -> Configured:
+        old = self._all.get(name)
+        if old is not None and old.settings == settings and not anew:
+            return old
+        return Configured(name, settings, origin_of(name, settings, fetch, self._metrics))
+
+    def take(self, made: list[Configured]) -> list[Configured]:
+        """Take these into force, and no others; those that were replaced."""
+        before, self._all = self._all, {one.name: one for one in made}
+        for one in made:
+            if before.get(one.name) is not one:
+                self._metrics.expect(one.name)
         return [old for name, old in before.items() if self._all.get(name) is not old]
 
     def __getitem__(self, name: str) -> Configured:

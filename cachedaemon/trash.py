@@ -35,11 +35,15 @@ class Trash:
         self._changed = changed
         self._thrown: asyncio.Queue[tuple[str, Need]] = asyncio.Queue()
         self._moving: dict[Ref, asyncio.Future[None]] = {}
-        store.displaced = lambda path: self.throw(path, Need(0, 0))
+        store.displaced = self._leftover
 
     def moving(self, ref: Ref) -> asyncio.Future[None] | None:
         """Done when it is known whether a shard goes that has left the index; None when it has not."""
         return self._moving.get(ref)
+
+    def moves(self, source: str) -> list[asyncio.Future[None]]:
+        """Likewise for all shards of a source."""
+        return [move for ref, move in self._moving.items() if ref.source == source]
 
     async def evict(self, victims: Sequence[Entry], reason: str) -> None:
         """Move shards that have left the index to trash; those that somebody holds go back into it."""
@@ -76,42 +80,54 @@ class Trash:
         except lease.Busy:
             self._ledger.put_back(entry, busy=True)
         except lease.Gone:
-            self._ledger.vanished(entry)
+            await self._evict_other(entry)
         except OSError as cause:
-            self._report(f"evicting {ref}", cause)
-            self._ledger.put_back(entry, busy=True)
+            self._stays(entry, cause)
         else:
             if entry.unread_of is not None:
                 self._metrics.evicted_unread.labels(ref.source).inc()
-            self._metrics.evictions.labels(ref.source, reason).inc()
-            self._gone(entry, path)
-            self._events.tell("evicted", ref, reason=reason)
-            log.debug("%s is evicted: %s", ref, reason)
+            self._ledger.vanished(entry)
+            self._leftover(path, Need(entry.blocks, entry.inodes))
+            self._tell(entry, reason)
+
+    async def _evict_other(self, entry: Entry) -> None:
+        """Somebody exchanged or removed a shard that was to go: what stands in its place is not left to readers."""
+        try:
+            await self._discard(entry)
+        except OSError as cause:
+            self._stays(entry, cause)
+
+    def _stays(self, entry: Entry, cause: OSError) -> None:
+        self._report(f"evicting {entry.ref}", cause)
+        self._ledger.put_back(entry, busy=True)
+
+    def _tell(self, entry: Entry, reason: str) -> None:
+        self._metrics.evictions.labels(entry.ref.source, reason).inc()
+        self._events.tell("evicted", entry.ref, reason=reason)
+        log.debug("%s is evicted: %s", entry.ref, reason)
 
     async def discard(self, entry: Entry) -> None:
-        """Move a damaged shard to trash, whoever holds it."""
+        """Move a damaged shard to trash, whoever holds it. Raises `NoSpace` when the disk refuses: it is here still."""
         with self._move(entry):
-            await self._discard(entry)
-        self._metrics.evictions.labels(entry.ref.source, "damaged").inc()
-        self._events.tell("evicted", entry.ref, reason="damaged")
-        log.debug("%s is evicted: damaged", entry.ref)
+            try:
+                await self._discard(entry)
+            except OSError as cause:
+                self._report(f"removing {entry.ref}", cause)
+                raise disk_error(cause, f"removing {entry.ref}") from cause
         self._changed()
 
     async def _discard(self, entry: Entry) -> None:
-        path = None
-        try:
-            path = await self._store.discard(entry.ref, entry.name, suspect=entry.suspect)
-        except OSError as cause:
-            self.failing = f"removing {entry.ref}: {cause.strerror}"
-            log.warning(self.failing)
-        if path is None:
-            self._ledger.vanished(entry)
-        else:
-            self._gone(entry, path)
+        """What stands in a shard's place goes, and counts for what it is."""
+        moved = await self._store.discard(entry.ref, entry.name, suspect=entry.suspect)
+        self._ledger.vanished(entry)
+        if moved is not None:
+            self._leftover(*moved)
+        self._tell(entry, "damaged")
 
-    def _gone(self, entry: Entry, path: str) -> None:
-        self._ledger.trashed(entry)
-        self.throw(path, Need(entry.blocks, entry.inodes))
+    def _leftover(self, path: str, room: Need) -> None:
+        """Something was moved to trash: it counts until it is deleted."""
+        self._ledger.leftover(room)
+        self.throw(path, room)
 
     def throw(self, path: str, room: Need) -> None:
         """Delete something in trash that the ledger counts."""

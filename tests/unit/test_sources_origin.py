@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 def sources() -> Sources:
     found = Sources(Metrics("test"))
     urls = {"web": "http://localhost/", "mount": "file:///nowhere/"}
-    found.configure({name: Source(url=url) for name, url in urls.items()}, Fetch(), anew=True)
+    found.take(found.made({name: Source(url=url) for name, url in urls.items()}, Fetch(), anew=True))
     return found
 
 
