@@ -10,9 +10,9 @@ import email.utils
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import aiohttp
@@ -49,6 +49,8 @@ BELIEVABLE = 86400.0
 """Seconds; a `Retry-After` beyond a day is taken for nonsense."""
 LONGEST_BATCH = 0.25
 """Seconds that bytes which came are kept back for more."""
+SMALL_PIECE = 4096
+"""Bytes; what came in smaller pieces is joined."""
 THREADS = 4
 """Name look-ups and secrets of one source that are read at once."""
 _PORTS = {"http": 80, "https": 443}
@@ -63,11 +65,10 @@ class HttpOrigin:
         self._headers = source.headers
         self._proxy = source.proxy
         self._source = source
-        patience = fetch.connect_timeout or None
-        self._patience = patience
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, connect=patience, sock_connect=patience, sock_read=fetch.stall_timeout or None
-        )
+        patience, stall = fetch.connect_timeout or None, fetch.stall_timeout or None
+        self._patience, self._stall = patience, stall
+        self._head_limit = patience + stall if patience and stall else None
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=patience, sock_connect=patience, sock_read=stall)
         self._threads = ThreadPoolExecutor(THREADS, f"origin-{name}")
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
@@ -88,7 +89,8 @@ class HttpOrigin:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as cause:
             raise _unreachable(cause, ref) from cause
         try:
-            yield HttpStream(ref, response)
+            with _connected(response):
+                yield HttpStream(ref, response, self._stall)
         finally:
             response.close() if not response.content.at_eof() else response.release()
 
@@ -109,12 +111,14 @@ class HttpOrigin:
         raise OriginRefused(f"{ref}: the origin redirects over {REDIRECTS} times")
 
     async def _ask(self, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """An answer's head. It has a limit as a whole: a server may go on with interim answers, or a line at a time."""
         session = self._session or await self._begin()
         status = "failed"
         try:
-            response = await session.get(
-                URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=self._proxy
-            )
+            async with asyncio.timeout(self._head_limit):
+                response = await session.get(
+                    URL(url, encoded=True), headers=headers, allow_redirects=False, proxy=self._proxy
+                )
             status = str(response.status)
         finally:
             self._metrics.origin_requests.labels(self._name, status).inc()
@@ -242,16 +246,55 @@ def retry_after(value: str | None) -> float | None:
     return min(asked, LONGEST_WAIT) if asked <= BELIEVABLE else None
 
 
-class HttpStream:
-    """The body of one answer."""
+@contextmanager
+def _connected(response: aiohttp.ClientResponse) -> Iterator[None]:
+    """While a body is read, its connection's end ends it too.
 
-    def __init__(self, ref: Ref, response: aiohttp.ClientResponse) -> None:
+    The parser closes the connection on a malformed chunk, and with it go its time limits, without a word to who reads.
+    """
+    content = response.content
+
+    def end(_: object = None) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError())
+
+    if response.connection is None or response.connection.protocol is None:  # the body was complete with the head
+        yield
+        return
+    closed = response.connection.protocol.closed
+    if closed is None:
+        end()
+        yield
+        return
+    closed.remove_done_callback(_note)
+    closed.add_done_callback(_note)
+    closed.add_done_callback(end)
+    try:
+        yield
+    finally:
+        closed.remove_done_callback(end)
+
+
+def _note(closed: asyncio.Future[None]) -> None:
+    """How a connection that is kept for later ends is of no interest."""
+    if not closed.cancelled():
+        closed.exception()
+
+
+class HttpStream:
+    """The body of one answer. `stall` are the seconds that its bytes may be waited for, None for no limit."""
+
+    def __init__(self, ref: Ref, response: aiohttp.ClientResponse, stall: float | None) -> None:
         self._ref = ref
         self._response = response
+        self._stall = stall
         self._coding = response.headers.get("Content-Encoding", "identity").strip().lower()
         if self._decoded and self._coding not in coding.KNOWN:
-            response.close()
             raise OriginRefused(f"{ref}: the origin sends the content coding {self._coding!r}, which nobody asked for")
+        framing = _transfer_codings(response)
+        if framing not in ([], ["chunked"]):
+            said = ", ".join(framing)
+            raise OriginRefused(f"{ref}: the origin sends the transfer coding {said!r}, which nobody asked for")
         # What comes in chunks has no other length, whatever else the head says (RFC 9112, 6.3).
         self._length = None if "Transfer-Encoding" in response.headers else response.content_length
         self.size = None if self._decoded else self._length
@@ -278,23 +321,38 @@ class HttpStream:
 
         From a slow origin less, so that a transfer shows how far it is.
         """
-        content, now = self._response.content, asyncio.get_running_loop().time
-        batch: list[Piece] = []
-        size, began = 0, now()
+        content = self._response.content
         try:
-            async for piece, _ in content.iter_chunks():
-                batch.append(piece)
-                size += len(piece)
-                if size >= PIECE or now() - began > LONGEST_BATCH:
-                    yield batch
-                    batch, size, began = [], 0, now()
+            while batch := await self._batch(content):
+                yield batch
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             raise self._cut(cause, content.total_bytes) from cause
-        if batch:
-            yield batch
         if self._length is not None and content.total_bytes != self._length:
             raise Cut(f"{self._ref}: got {content.total_bytes} of {self._length} bytes")
+
+    async def _batch(self, content: aiohttp.StreamReader) -> list[Piece]:
+        """The next bytes; none at the end. Only the object's bytes count against a stall, not what stands between them."""
+        now = asyncio.get_running_loop().time
+        batch: list[Piece] = []
+        size, began = 0, now()
+        async with asyncio.timeout(self._stall and self._stall + LONGEST_BATCH):
+            while not size or (size < PIECE and now() - began <= LONGEST_BATCH):
+                piece, is_end_of_chunk = await content.readchunk()
+                if len(piece) < SMALL_PIECE:
+                    piece += content.read_nowait()
+                if piece:
+                    batch.append(piece)
+                    size += len(piece)
+                elif not is_end_of_chunk:
+                    break
+        return batch
 
     def _cut(self, cause: Exception, total: int) -> Cut:
         expected = "an unknown number of" if self._length is None else self._length
         return Cut(f"{self._ref}: got {total} of {expected} bytes: {_said(cause)}")
+
+
+def _transfer_codings(response: aiohttp.ClientResponse) -> list[str]:
+    """What the body was coded with on its way (RFC 9112, 6.1), in that order; `identity` is the old word for nothing."""
+    said = ",".join(response.headers.getall("Transfer-Encoding", [])).lower().split(",")
+    return [one for word in said if (one := word.strip()) not in ("", "identity")]
