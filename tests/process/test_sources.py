@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes import content
 from tests.fakes.daemon import Daemon
+from tests.fakes.disk import Sampler
 from tests.fakes.origin import Object, Origin
 from tests.fakes.waiting import until
 
@@ -54,6 +55,27 @@ def test_a_reload_changes_the_bandwidth_of_transfers_under_way(origin: Origin) -
         daemon.reload()
         assert [daemon.job(job)["state"] for job in jobs] == ["done"]
         assert len(origin.log) in (2, 3), "nothing was asked for again"
+
+
+def test_a_reload_with_another_url_under_load(origin: Origin) -> None:
+    """Every job gets all its keys, the ledger and the disk agree, and the caps hold throughout."""
+    keys = [f"{number}.bin" for number in range(40)]
+    with Origin() as other:
+        for key in keys:
+            other.put(key, 100_000)
+            origin.put(key, 100_000)
+        with Daemon({"s": origin.url}, max_shards=0, max_bytes=5 * MB, grace="0s", scan="60s") as daemon:
+            with Sampler(daemon.cache) as seen:
+                jobs = []
+                for round_ in range(12):
+                    jobs.append(daemon.prefetch("s", keys))
+                    daemon.tables["sources"]["s"] = {"url": (other, origin)[round_ % 2].url}
+                    daemon.reload()
+                    until(lambda n=round_: daemon.log.count("reloaded: ") > n, 20, "the reload")  # type: ignore[misc]
+                ends = [daemon.job(job) for job in jobs]
+            assert [(end["state"], end["done"], end["failed"]) for end in ends] == [("done", 40, 0)] * 12
+            assert seen.most.bytes <= 5 * MB
+            daemon.audit()
 
 
 def test_a_folder_that_is_not_there_is_told_and_delays_nothing(folder: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from cachedaemon.cache import Answer, Cache
 from cachedaemon.config import load
 from cachedaemon.daemon import Daemon
-from cachedaemon.errors import CacheFull, Leased, NotFound, Stopping
+from cachedaemon.errors import CacheFull, Leased, NotFound, Stopping, WaitExpired
 from tests.fakes import content, disk
 from tests.fakes.packing import image_like, zip_bytes
 
@@ -192,6 +192,47 @@ async def test_everything_at_once(folder: Path) -> None:
         await settle(daemon.cache, folder)
         for name in NAMES:
             await acquire(daemon.cache, name)
+
+
+@pytest.mark.asyncio
+async def test_a_source_is_configured_anew_at_any_moment(folder: Path) -> None:
+    """From before a flight's first step to after its end: waiters and jobs get all the same, each from what is in force."""
+    chance = random.Random(5)
+    async with running(folder, "index", shards=9) as daemon:
+        cache = daemon.cache
+        for round_ in range(60):
+            tasks = [asyncio.create_task(acquire(cache, name, damaged=True)) for name in NAMES]
+            job = daemon.prefetch.start("s", NAMES)
+            for _ in range(round_ % 4):
+                await asyncio.sleep(0)
+            if round_ > 20:
+                await give_way(chance)
+            async with cache.renewing(["s"]):
+                assert not cache.ledger.flights
+                assert not list(cache.ledger.entries())
+            said = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+            assert all(isinstance(one, Answer) for one in said), said
+            await until(lambda job=job: job.state != "running", "the job ends")  # type: ignore[misc]
+            assert (job.state, job.done, job.failed) == ("done", len(NAMES), 0)
+        await settle(cache, folder)
+
+
+@pytest.mark.asyncio
+async def test_nothing_comes_from_a_source_while_it_is_configured_anew(folder: Path) -> None:
+    """What is asked for meanwhile comes afterwards; a waiter's time runs on."""
+    async with running(folder, "index") as daemon:
+        cache = daemon.cache
+        await acquire(cache, NAMES[0])
+        async with cache.renewing(["s"]):
+            task = asyncio.create_task(acquire(cache, NAMES[0]))
+            job = daemon.prefetch.start("s", NAMES[1:2])
+            with pytest.raises(WaitExpired):
+                await cache.acquire("s", NAMES[2], 0.2)
+            assert not cache.ledger.flights
+            assert not disk.published(folder / "cache")
+        await asyncio.wait_for(task, 20)
+        await until(lambda: job.state == "done", "the job ends")
+        await settle(cache, folder)
 
 
 @pytest.mark.asyncio
