@@ -78,12 +78,15 @@ class ShardCache(Local[Plan]):
 
     def _acquire_once(self, key: str, wait: float, *, lasting: bool) -> Shard | None:
         self._report()
-        link = self._link()
-        said = self.call("POST", "/v1/acquire", {"source": self.source, "key": key, "wait": wait}, key=key, wait=wait)
+        link, body = self._link(), {"source": self.source, "key": key, "wait": wait}
+        said = call(link, "POST", "/v1/acquire", body, wait=wait, source=self.source, key=key)
         try:
             if self.is_stale(link.generation):
                 self._greet()
             return self.lease(said, key)
+        except CacheError:
+            link.close()  # were it an answer late, it would stay so
+            raise
         finally:
             if not lasting:
                 link.tell("POST", "/v1/touch", {"source": self.source, "used": [[key, 0]]})
@@ -125,7 +128,7 @@ class ShardCache(Local[Plan]):
     def _greet(self) -> None:
         """Read what the daemon is; make the plans again when it is another one than before."""
         link = self._link()
-        self.adopt(self.call("GET", "/v1/hello"), link.generation)
+        self.adopt(call(link, "GET", "/v1/hello", wait=self.wait, source=self.source), link.generation)
         self._renew_plans(self.wait)
 
     def _report(self) -> None:
@@ -141,17 +144,25 @@ class ShardCache(Local[Plan]):
             plan.renew(wait)
 
     def _link(self) -> Connection:
-        link: Connection | None = getattr(self._links, "link", None)
-        if link is None:
-            link = self._links.link = Connection(self.socket)
-        return link
+        """A connection of this thread that nothing is under way on.
 
-    def call(
-        self, method: str, target: str, body: Any = None, *, key: str | None = None, wait: float | None = None
-    ) -> Any:
+        A signal handler, or a finalizer, may call in the middle of a call of the same thread: it gets another one.
+        """
+        own = self._own_links()
+        for link in own:
+            if not link.busy:
+                return link
+        own.append(Connection(self.socket))
+        return own[-1]
+
+    def _own_links(self) -> list[Connection]:
+        own: list[Connection] = self._links.__dict__.setdefault("own", [])
+        return own
+
+    def call(self, method: str, target: str, body: Any = None, *, wait: float | None = None) -> Any:
         """A call to the daemon, waiting out its restart; the JSON body, or a `CacheError`."""
         wait = self.wait if wait is None else wait
-        return call(self._link(), method, target, body, wait=wait, source=self.source, key=key)
+        return call(self._link(), method, target, body, wait=wait, source=self.source)
 
     def tell(self, method: str, target: str) -> bool:
         """A call whose answer nobody waits for; False when it was lost."""
@@ -165,8 +176,7 @@ class ShardCache(Local[Plan]):
         for plan in self._running:
             heard = plan.end(tell=heard)  # a silent daemon is waited for once
         self._reporter.close()
-        link: Connection | None = getattr(self._links, "link", None)
-        if link is not None:
+        for link in self._own_links():
             link.close()
 
     def __enter__(self) -> Self:

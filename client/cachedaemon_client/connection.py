@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cachedaemon_client import process
@@ -29,12 +31,17 @@ class Silent(ConnectionError):
 
 
 class Connection:
-    """A connection of one thread; made again whenever it is lost. `generation` is what the last answer said."""
+    """A connection of one thread; made again whenever it is lost. `generation` is what the last answer said.
+
+    While it is `busy`, a signal handler or a finalizer that runs in the middle of a call needs another one.
+    """
+
+    _socket: socket.socket | None = None
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.generation: str | None = None
-        self._socket: socket.socket | None = None
+        self.busy = False
         self._owed = 0
         self._until = 0.0
         process.forkables.add(self)
@@ -45,34 +52,48 @@ class Connection:
         Over a connection whose daemon has gone meanwhile it is made once more: every call can be repeated.
         """
         process.settle()
-        self._until = time.monotonic() + seconds
         data = request(method, target, body)
-        if self._socket is not None:
-            try:
-                return self._exchange(data)
-            except ENDED:
-                self.close()
-        return self._exchange(data)
+        with self._within(seconds):
+            if self._socket is not None:
+                with contextlib.suppress(*ENDED):
+                    return self._exchange(data)
+            return self._exchange(data)
 
     def _exchange(self, data: bytes) -> Answer:
-        try:
+        with self._kept():
             self._send(data)
             return self._receive()
+
+    def tell(self, method: str, target: str, body: Any, *, seconds: float = TELL) -> bool:
+        """Send a request whose answer is read before the next one; False when it could not be sent, or was lost."""
+        process.settle()
+        data = request(method, target, body)
+        try:
+            with self._within(seconds), self._kept():
+                self._send(data)
+                self._owed += 1
+        except (OSError, ValueError):
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _within(self, seconds: float) -> Iterator[None]:
+        """One call is under way, for so many seconds at the most."""
+        self._until = time.monotonic() + seconds
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Whatever breaks off a call, be it an interrupt: the next one must not get its answer."""
+        try:
+            yield
         except BaseException:
             self.close()
             raise
-
-    def tell(self, method: str, target: str, body: Any) -> bool:
-        """Send a request whose answer is read before the next one; False when it could not be sent, or was lost."""
-        process.settle()
-        self._until = time.monotonic() + TELL
-        try:
-            self._send(request(method, target, body))
-        except (OSError, ValueError):
-            self.close()
-            return False
-        self._owed += 1
-        return True
 
     def _send(self, data: bytes) -> None:
         link = self._socket or self._open()

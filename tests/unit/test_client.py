@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -237,6 +238,58 @@ def test_a_connection_that_the_daemon_closed_is_made_again_at_once(folder: Path)
         assert call(link, "GET", "/b", wait=0) == 1
         assert daemon.links == 2
         link.close()
+
+
+def test_a_signal_s_handler_that_calls_in_the_middle_of_a_call(folder: Path) -> None:
+    """Each gets its own answer, and so do those that come after."""
+    going_on, heard = threading.Event(), []
+
+    def answering(said: Said) -> bytes:
+        if said.target == "/v1/jobs/main":
+            going_on.clear()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            going_on.wait(10)
+        return answer(200, said.target)
+
+    def handler(*_: object) -> None:
+        heard.append(cache.call("GET", "/v1/jobs/handler"))
+        going_on.set()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with scripted(folder / "s", answering) as daemon, ShardCache("s", socket=folder / "s", wait=5) as cache:
+            for target in ("/v1/jobs/main", "/v1/jobs/next", "/v1/jobs/main", "/v1/jobs/last"):
+                assert cache.call("GET", target) == target
+            assert heard == ["/v1/jobs/handler"] * 2
+            assert daemon.links == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupt_while_something_is_told_leaves_no_answer_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(link: Connection, data: bytes, send: Any = Connection._send) -> None:
+        send(link, data)
+        raise KeyboardInterrupt
+
+    with scripted(folder / "s", lambda s: answer(200, s.target)):
+        link = Connection(str(folder / "s"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "_send", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                link.tell("POST", "/told", {})
+        assert [call(link, "GET", target, wait=1) for target in ("/a", "/b")] == ["/a", "/b"]
+        assert not link.busy
+        link.close()
+
+
+@pytest.mark.parametrize("kind", [ShardCache, aio.ShardCache])
+def test_another_shard_s_answer_is_not_taken(cache: Path, kind: Any) -> None:
+    (cache / "other").write_bytes(b"bytes")
+    one = kind("s", socket="/nobody.sock")
+    with pytest.raises(errors.CacheError, match="another shard's"):
+        one.lease({"path": str(cache / "other"), "result": "hit"}, "key")
 
 
 def test_what_is_told_is_answered_before_the_next_call(folder: Path) -> None:
