@@ -86,8 +86,8 @@ class Trash:
         else:
             if entry.unread_of is not None:
                 self._metrics.evicted_unread.labels(ref.source).inc()
-            self._ledger.vanished(entry)
-            self._leftover(path, Need(entry.blocks, entry.inodes))
+            self._ledger.trashed(entry)
+            self.throw(path, Need(entry.blocks, entry.inodes))
             self._tell(entry, reason)
 
     async def _evict_other(self, entry: Entry) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from cachedaemon.model import Disk, Meta, Ref, Stamp
+from cachedaemon.model import Disk, Meta, Need, Ref, Stamp
 from cachedaemon.store import disk, removal, scan
 from cachedaemon.store.directory import Directory, Opened, SourceMark
 from cachedaemon.store.disk import Held, Staged, disk_error
@@ -60,8 +60,8 @@ class Store:
         self.layout = layout
         self.modes = modes
         self.trouble = Trouble()
-        self.displaced: Callable[[str], object] = str
-        """Is told of what was moved to trash without being in the ledger."""
+        self.displaced: Callable[[str, Need], object] = lambda *_: None
+        """Is told of what was moved to trash without being in the ledger, and how much room it takes."""
         self._directory = Directory(layout, modes)
         self._steps = ThreadPoolExecutor(1, "steps")
         self._writers = ThreadPoolExecutor(WRITERS, "write")
@@ -102,8 +102,7 @@ class Store:
         """The sources were configured anew while the daemon runs."""
         with self._mapped("making the folders of the sources"):
             gone = await committed(self._steps, self._directory.renew, sources)
-        for path in gone:
-            self.displaced(path)
+        await self._tell(gone)
 
     async def remake(self, sources: Sequence[SourceMark]) -> bool:
         """Make the directory anew as far as somebody removed it; whether that was so."""
@@ -113,6 +112,12 @@ class Store:
             await committed(self._steps, self._directory.remake)
         await self.renew(sources)
         return True
+
+    async def _tell(self, displaced: list[str]) -> None:
+        """It is in trash, and the ledger knows nothing of it yet."""
+        if displaced:
+            for path, room in await committed(self._background, removal.rooms, displaced):
+                self.displaced(path, room)
 
     def close(self) -> None:
         """Let the directory go. Threads that still work are waited for."""
@@ -183,8 +188,7 @@ class Store:
         aside = self._trash_place()
         with self._mapped(f"publishing {ref}"):
             published, displaced = await committed(self._steps, self._publish, ref, staged, sealed, meta, aside)
-        if displaced:
-            self.displaced(aside)
+        await self._tell([aside] if displaced else [])
         return published
 
     def _publish(self, ref: Ref, staged: Staged, sealed: Sealed, meta: Meta, aside: str) -> tuple[Published, bool]:
@@ -254,12 +258,17 @@ class Store:
         await committed(self._steps, disk.evict, place, stamp, self._beside(ref, name), trash)
         return trash
 
-    async def discard(self, ref: Ref, name: str, *, suspect: bool = False) -> str | None:
-        """Move what is damaged to trash, whoever holds it; its path there, None when nothing was there; OSError."""
+    async def discard(self, ref: Ref, name: str, *, suspect: bool = False) -> tuple[str, Need] | None:
+        """Move whatever stands in a shard's place to trash, whoever holds it; OSError.
+
+        Its path there and the room it takes, which is not that of the shard if it is something else; None when nothing
+        was there.
+        """
         place = self.layout.suspect(ref.source, name) if suspect else self.layout.shard(ref.source, name)
         trash = self._trash_place()
-        there = await committed(self._steps, disk.discard, place, self._beside(ref, name), trash)
-        return trash if there else None
+        if not await committed(self._steps, disk.discard, place, self._beside(ref, name), trash):
+            return None
+        return (await committed(self._background, removal.rooms, [trash]))[0]
 
     def _beside(self, ref: Ref, name: str) -> list[str]:
         """The meta file last: the start finds by it what was left."""
@@ -274,8 +283,7 @@ class Store:
         aside = self._trash_place()
         with self._mapped(f"publishing {ref}"):
             held, displaced = await committed(self._steps, self._restore, ref, name, stamp, aside)
-        if displaced:
-            self.displaced(aside)
+        await self._tell([aside] if displaced else [])
         return Published(held, held.stamp)
 
     def _restore(self, ref: Ref, name: str, stamp: Stamp, aside: str) -> tuple[Held, bool]:
@@ -348,7 +356,7 @@ class Store:
     async def make_plan(self, name: str) -> str:
         """The file that the plan's owner holds; it stays the same for the same plan."""
         with self._mapped(f"making the file of plan {name}"):
-            return await to_end(self._writers, self._make_plan, name)
+            return await committed(self._writers, self._make_plan, name)
 
     def _make_plan(self, name: str) -> str:
         path = self.layout.plan(name)
@@ -379,9 +387,9 @@ class Store:
         return False
 
     async def drop_plan(self, name: str) -> None:
-        """The plan has ended; OSError."""
-        with contextlib.suppress(FileNotFoundError):
-            await to_end(self._writers, os.unlink, self.layout.plan(name))
+        """The plan ends."""
+        with self._mapped(f"removing the file of plan {name}"):
+            await committed(self._writers, disk.unlink, self.layout.plan(name))
 
 
 __all__ = ["REAPERS", "Found", "Held", "Known", "Opened", "Published", "Sealed", "SourceMark", "Staged", "Store"]

@@ -148,11 +148,15 @@ def seal_folder(path: str, modes: Modes, mtime_ns: int) -> os.stat_result:
 
 
 def move_aside(place: str, aside: str) -> bool:
-    """Move away what stands in a shard's place; whether something did."""
+    """Move away what stands in a shard's place; whether something did. A folder that is missing for it is made anew."""
     try:
         os.rename(place, aside)
     except FileNotFoundError:
-        return False
+        if not os.path.lexists(place):
+            return False
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.dirname(aside), 0o700)
+        os.rename(place, aside)
     return True
 
 
@@ -230,15 +234,28 @@ def fits(said: Meta, seen: os.stat_result) -> bool:
 
 
 def evict(place: str, stamp: Stamp, beside: Sequence[str], trash: str) -> None:
-    """Move a shard that nobody holds to trash, its meta and table with it. Raises `lease.Busy` or `lease.Gone`."""
-    descriptor, seen = lease.take_exclusive(place)
+    """Move a shard that nobody holds to trash, its meta and table with it.
+
+    Raises `lease.Busy`, or `lease.Gone` when it does not stand there any more: something else may, held or not.
+    """
+    _expect(place, stamp)
+    descriptor, _ = lease.take_exclusive(place)
     try:
-        if (seen.st_dev, seen.st_ino) != stamp[:2]:
+        _expect(place, stamp)
+        if not move_aside(place, trash):
             raise lease.Gone(place)
-        os.rename(place, trash)
     finally:
         lease.give_back(descriptor)
     unlink_beside(beside)
+
+
+def _expect(place: str, stamp: Stamp) -> None:
+    try:
+        seen = os.lstat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        raise lease.Gone(place) from None
+    if (seen.st_dev, seen.st_ino) != stamp[:2]:
+        raise lease.Gone(place)
 
 
 def discard(place: str, beside: Sequence[str], trash: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from collections.abc import Iterable
 
 from cachedaemon.model import Need
 
@@ -77,3 +78,15 @@ def allocated(path: str) -> Need:
             if stat.S_ISREG(inner.st_mode):
                 known[inner.st_ino] = inner.st_blocks * 512
     return Need(sum(known.values()), count)
+
+
+def rooms(paths: Iterable[str]) -> list[tuple[str, Need]]:
+    """What lies in trash and how much each is; nothing for what somebody else deletes meanwhile."""
+    return [(path, _room(path)) for path in paths]
+
+
+def _room(path: str) -> Need:
+    try:
+        return allocated(path)
+    except OSError:
+        return Need(0, 0)

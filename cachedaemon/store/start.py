@@ -258,6 +258,6 @@ def renew_source(layout: Layout, source: str, digest: str, numbers: Numbers) -> 
         for entry in list(os.scandir(layout.root / area / source)):
             if entry.name != ".source":
                 gone.append(Went(layout.trash(numbers.next()), source, area in ("shards", "suspect")))
-                os.rename(entry.path, gone[-1].path)
+                disk.move_aside(entry.path, gone[-1].path)
     mark(layout, source, digest, numbers)
     return gone

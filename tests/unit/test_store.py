@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -13,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedaemon.errors import StartError
-from cachedaemon.model import Meta, Ref
+from cachedaemon.model import Meta, Need, Ref
 from cachedaemon.store import SourceMark, disk, removal, start
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon.store.trouble import LASTS, Trouble
+from cachedaemon_client import lease
 from tests.unit.store_kit import MARK, opened, publish, whole
 
 LOOP = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -81,8 +83,6 @@ def test_what_is_no_folder_is_deleted_too(folder: Path, kind: str) -> None:
 
 def test_a_folder_waits_for_its_reader(folder: Path) -> None:
     """One that was moved away from a reader stays until that one has gone."""
-    import fcntl
-
     (folder / "tree").mkdir()
     (folder / "tree/member").touch()
     reader = os.open(folder / "tree", os.O_RDONLY)
@@ -91,6 +91,55 @@ def test_a_folder_waits_for_its_reader(folder: Path) -> None:
     assert (folder / "tree/member").exists()
     os.close(reader)
     assert removal.reap(str(folder / "tree"))
+
+
+@LOOP
+@pytest.mark.parametrize("way", ["evict", "discard", "publish"])
+async def test_a_trash_that_was_removed_keeps_nothing_in_its_place(folder: Path, way: str) -> None:
+    """It is the target that is missing, not the shard."""
+    root, ref, name = folder / "cache", Ref("s", "a.bin"), "a.bin"
+    async with opened(root) as (store, _):
+        shard = await publish(store, name)
+        old = os.stat(root / "shards/s" / name).st_ino
+        os.rmdir(root / "trash")
+        if way == "evict":
+            assert await store.reap(await store.evict(ref, name, shard.stamp))
+        elif way == "discard":
+            moved = await store.discard(ref, name)
+            assert moved is not None
+            assert moved[1] == await asyncio.to_thread(removal.allocated, moved[0]) != Need(0, 0)
+        else:
+            await publish(store, name)
+            assert os.stat(root / "trash" / os.listdir(root / "trash")[0]).st_ino == old
+        assert whole(root) == ([name] if way == "publish" else [])
+
+
+@LOOP
+@pytest.mark.parametrize("other", ["file", "held", "closed", "folder", "link"])
+async def test_what_was_exchanged_is_not_evicted_as_the_shard(folder: Path, other: str) -> None:
+    """Whoever holds it, and whatever it is: the caller has it discarded."""
+    root, ref, name = folder / "cache", Ref("s", "a.bin"), "a.bin"
+    place = root / "shards/s" / name
+    async with opened(root) as (store, _):
+        shard = await publish(store, name)
+        os.rename(place, folder / "kept")
+        if other == "folder":
+            await asyncio.to_thread(place.mkdir)
+        elif other == "link":
+            os.symlink(folder / "kept", place)
+        else:
+            await asyncio.to_thread(place.write_text, "foreign")
+            os.chmod(place, 0 if other == "closed" else 0o644)
+        reader = os.open(place, os.O_RDONLY) if other == "held" else -1
+        if other == "held":
+            fcntl.flock(reader, fcntl.LOCK_SH)
+        with pytest.raises(lease.Gone):
+            await store.evict(ref, name, shard.stamp)
+        assert await asyncio.to_thread(os.path.lexists, place)
+        assert await store.discard(ref, name) is not None
+        assert not await asyncio.to_thread(os.path.lexists, place)
+        if other == "held":
+            os.close(reader)
 
 
 # --- publishing ----------------------------------------------------------------------------------------------------
@@ -103,7 +152,7 @@ async def test_what_stands_in_a_shards_place_goes_to_trash(folder: Path, foreign
     root = folder / "cache"
     async with opened(root) as (store, _):
         place, told = root / "shards/s/a.bin", []
-        store.displaced = told.append
+        store.displaced = lambda path, room: told.append((path, room))
         if foreign == "folder":
             await asyncio.to_thread((place / "mine").mkdir, parents=True)
         elif foreign == "file":
@@ -113,7 +162,9 @@ async def test_what_stands_in_a_shards_place_goes_to_trash(folder: Path, foreign
         await publish(store, "a.bin")
         assert whole(root) == ["a.bin"]
         assert len(told) == 1
-        assert await store.reap(told[0])
+        path, room = told[0]
+        assert room == await asyncio.to_thread(removal.allocated, path)
+        assert await store.reap(path)
         assert os.listdir(root / "trash") == []
 
 
