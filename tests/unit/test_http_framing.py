@@ -25,7 +25,6 @@ BOUND = 20
 @contextlib.asynccontextmanager
 async def serving(*parts: bytes, then: bytes = b"") -> AsyncIterator[str]:
     """A server that answers with these parts and closes; or goes on with `then` until the other side leaves."""
-
     tasks = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,6 +77,16 @@ async def test_what_stands_between_the_bytes_does_not_keep_a_transfer_alive() ->
 async def test_slow_chunks_go_on_as_long_as_they_come() -> None:
     async with serving(CHUNKED, *[b"1\r\n", b"a", b"\r\n"] * 20, b"0\r\n\r\n") as url, opened(url) as origin:
         assert await read(origin, "k.bin") == b"a" * 20
+
+
+async def test_chunks_of_a_byte_are_handed_on_together() -> None:
+    """A list of a million pieces would keep the loop busy."""
+    count = 300_000
+    body = b"1\r\na\r\n" * count + b"0\r\n\r\n"
+    async with serving(CHUNKED + body) as url, opened(url) as origin, origin.open("k.bin") as stream:
+        batches = [(len(pieces), sum(map(len, pieces))) async for pieces in stream.pieces()]
+    assert sum(size for _, size in batches) == count
+    assert max(pieces for pieces, _ in batches) <= 1000
 
 
 @pytest.mark.parametrize("coding", ["gzip, chunked", "deflate,chunked", "chunked, gzip", "gzip"])
