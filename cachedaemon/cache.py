@@ -246,8 +246,10 @@ class Cache:
             if (proved := await self._prove(flight)) or (flight.job == CHECK and not flight.demand):
                 return proved
             async for attempt in tries(flight, self.retries, self._metrics, stops=self._stops):
-                async with attempt, self._staging(flight) as staged:
+                async with attempt, contextlib.AsyncExitStack() as till_the_end:
+                    await self._wanted(flight)
                     async with self.turns.turn(flight) as part, source.origin.open(ref.key) as stream:
+                        staged = await till_the_end.enter_async_context(self._staging(ref.source))
                         landing = Landing(self._store, staged, flight, self._metrics, self.ledger.caps.max_bytes)
                         async with contextlib.aclosing(landing.needs(stream, part)) as needs:
                             async for need in needs:
@@ -270,14 +272,18 @@ class Cache:
             self.room.changed()
         return promises
 
-    @contextlib.asynccontextmanager
-    async def _staging(self, flight: Flight) -> AsyncIterator[Staged]:
-        """A place in staging, and the room that an earlier try could not wait for."""
-        await self.absent()
+    async def _wanted(self, flight: Flight) -> None:
+        """Wait for the room that an earlier try could not wait for."""
         if flight.wanted is not None:
+            await self.absent()
             await self.room.reserve(flight, flight.wanted)
             flight.wanted = None
-        async with self._store.staging(flight.ref.source) as staged:
+
+    @contextlib.asynccontextmanager
+    async def _staging(self, source: str) -> AsyncIterator[Staged]:
+        """A place in staging. It holds a folder and a descriptor, so nobody has one who waits for a turn or an origin."""
+        await self.absent()
+        async with self._store.staging(source) as staged:
             yield staged
 
     async def _reserve(self, flight: Flight, need: Need) -> None:

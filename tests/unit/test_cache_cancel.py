@@ -236,6 +236,19 @@ async def test_nothing_comes_from_a_source_while_it_is_configured_anew(folder: P
 
 
 @pytest.mark.asyncio
+async def test_who_waits_for_a_turn_holds_nothing_of_the_disk(folder: Path) -> None:
+    """A folder and a descriptor each would be thousands."""
+    async with running(folder, "opaque") as daemon:
+        daemon.cache.turns.limit(0, {"s": 8}, {})
+        tasks = [asyncio.create_task(acquire(daemon.cache, f"{number}.bin")) for number in range(3)]
+        await until(lambda: len(daemon.cache.turns._waiting) == 3, "all wait")
+        assert os.listdir(folder / "cache/staging") == []
+        daemon.cache.turns.limit(8, {"s": 8}, {})
+        await asyncio.gather(*tasks)
+        await settle(daemon.cache, folder)
+
+
+@pytest.mark.asyncio
 async def test_the_end_comes_at_any_moment(folder: Path) -> None:
     """Waiters hear that the daemon stops, those too whose flight was made in the very last moment."""
     chance = random.Random(4)
