@@ -12,16 +12,17 @@ class OpenFolder:
     Without a descriptor (None) shards are found by their whole paths.
     """
 
-    __slots__ = ("descriptor",)
+    __slots__ = ("_path", "descriptor")
 
-    def __init__(self, descriptor: int | None) -> None:
+    def __init__(self, descriptor: int | None, path: str = "") -> None:
+        self._path = path
         self.descriptor = descriptor
 
     @classmethod
     def of(cls, path: str) -> OpenFolder:
         """Open it. Where that cannot be, paths are used whole, and the daemon will say why."""
         try:
-            return cls(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            return cls(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), path)
         except OSError:
             return WHOLE
 
@@ -29,6 +30,10 @@ class OpenFolder:
     def is_stale(self) -> bool:
         """Whether it is to be opened (again): never was, or somebody removed the folder."""
         return self.descriptor is None or os.fstat(self.descriptor).st_nlink == 0
+
+    def serves(self, path: str) -> bool:
+        """Whether what lies in the folder `path` can be opened below this one."""
+        return self._path == path and not self.is_stale
 
     def name_of(self, path: str) -> str:
         """How `path` is opened below this folder: the kernel walks one name instead of the whole path."""

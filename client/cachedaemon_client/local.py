@@ -58,6 +58,7 @@ class Local(Generic[P]):
         self._view: View | None = None
         self._generation: str | None = None
         self._heard: str | None = None
+        self._begun: dict[P, bool] = {}
         self._running: tuple[P, ...] = ()
         self._uses = self._reporter.uses
         self._due = self._reporter.due
@@ -106,7 +107,11 @@ class Local(Generic[P]):
         return list(keys)
 
     def path_of(self, key: str) -> str | None:
-        """Where a shard may be leased without asking; None while the daemon must be asked."""
+        """Where a shard may be leased without asking; None while the daemon must be asked.
+
+        Another thread may learn of another daemon at any line of this: what is noted then is noted with what it saw.
+        """
+        paths = self._paths
         known = self._view or self._look()
         if known is None or self.source not in known.direct:
             return None
@@ -114,12 +119,13 @@ class Local(Generic[P]):
             path = known.path_of(self.source, key)
         except ValueError as cause:
             raise BadRequest(str(cause), code="bad_request", source=self.source, key=key) from None
-        if self._shards.is_stale:
-            self._shards = OpenFolder.of(path.rpartition("/")[0])
-            self._paths.clear()
-        if len(self._paths) >= PATHS:
-            self._paths.clear()
-        self._paths[key] = (self._shards.name_of(path), path, self._shards)
+        folder, shards = path.rpartition("/")[0], self._shards
+        if not shards.serves(folder):
+            shards = self._shards = OpenFolder.of(folder)
+            paths.clear()
+        if len(paths) >= PATHS:
+            paths.clear()
+        paths[key] = (shards.name_of(path), path, shards)
         return path
 
     def is_local(self, key: str) -> bool:
@@ -196,7 +202,7 @@ class Local(Generic[P]):
         if known is not None:
             process.folders.add(os.path.realpath(known.folder) + "/")
         self._shards = WHOLE
-        self._paths.clear()
+        self._paths = {}
 
     def _report(self) -> None:
         """Tell of the uses; what the answer to an earlier report says may make what is known doubtful."""
@@ -218,15 +224,21 @@ class Local(Generic[P]):
 
     def start(self, plan: P) -> None:
         """The plan is in force: opening its next key moves its place."""
-        self._running = (*(one for one in self._running if one is not plan), plan)
+        self._begun[plan] = True
+        self._note_running()
         self._reporter.follow(plan)
 
     def forget(self, plan: P) -> bool:
         """The plan has ended; False when it had before."""
         self._reporter.forget(plan)
-        before = self._running
-        self._running = tuple(one for one in before if one is not plan)
-        return len(self._running) < len(before)
+        was = self._begun.pop(plan, False)
+        self._note_running()
+        return was
+
+    def _note_running(self) -> None:
+        """What each hit goes through. Whoever notes it last, of several threads or a finalizer, notes what is true."""
+        while self._running != (now := tuple(list(self._begun))):  # noqa: C414 - tuple(dict) may collect as it begins
+            self._running = now
 
     @contextlib.contextmanager
     def mending(self) -> Iterator[None]:

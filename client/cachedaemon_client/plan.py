@@ -39,18 +39,25 @@ class Order:
         self.keys = keys
         self.holds = holds
         self.position = 0
-        """Index of the next key to open."""
-        self.ahead: str | None = None
-        """The next key itself; None at the end."""
-        self._move_to(0)
 
-    def _move_to(self, position: int) -> None:
-        self.position = position
-        self.ahead = self.keys[position] if position < len(self.keys) else None
+    @property
+    def position(self) -> int:
+        """Index of the next key to open. May be set, from 0 to the number of keys (`BadRequest`); the next report tells."""
+        return self._position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        if not 0 <= position <= len(self.keys):
+            message = f"position = {position!r}: allowed are 0 to {len(self.keys)}, the number of the plan's keys"
+            raise BadRequest(message, code="bad_request", source=self._local.source)
+        self._position = position
+        self.ahead: str | None = self.keys[position] if position < len(self.keys) else None
+        """The next key itself; None at the end."""
 
     def advance(self) -> None:
-        """The plan's next key was opened; the next report tells."""
-        self._move_to(self.position + 1)
+        """The plan's next key was opened."""
+        if self._position < len(self.keys):
+            self.position = self._position + 1
 
     @property
     def _target(self) -> str:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cachedaemon_client import process
@@ -31,8 +32,21 @@ PLACES = 1 / 20
 """Seconds between two words on a plan's place."""
 
 
+@dataclass
+class _Place:
+    """What the daemon knows of a plan's place."""
+
+    plan: Order
+    told: int
+    turn: float = 0.0
+    """When it was told last (monotonic seconds): the others have their turn first."""
+
+
 class Reporter:
     """Uses of one source by one process, and the places of its plans. Every hit appends to `uses`.
+
+    Plans come and go in any thread, and by the garbage collector at any line, a hit's included. So nothing is locked
+    against them: each change of the plans is one operation of the dict, and what is read of them is a copy.
 
     One report is under way at a time: sent as far as the socket takes it, then its answer is looked for, and nothing of
     this ever waits. What a lost connection took along is told again, the last 256 uses of it.
@@ -53,9 +67,9 @@ class Reporter:
         self.due[:] = time.monotonic() + DELAY, BATCH
         self.generation: str | None = None
         """What the last answer said."""
-        self._plans: dict[Order, int] = {}
+        self._plans: dict[Order, _Place] = {}
         self._sent: list[tuple[str, float]] = []
-        self._sent_place: tuple[Order, int] | None = None
+        self._sent_place: tuple[_Place, int] | None = None
         self._unsent = memoryview(b"")
         self._told = 0.0
         self._again = 0.0
@@ -65,7 +79,7 @@ class Reporter:
 
     def follow(self, plan: Order) -> None:
         """A plan is in force: from now on its place is told whenever it has moved."""
-        self._plans[plan] = plan.position
+        self._plans[plan] = _Place(plan, plan.position)
         self._look_soon()
 
     def forget(self, plan: Order) -> None:
@@ -77,9 +91,10 @@ class Reporter:
         now = time.monotonic()
         self.due[:] = now + (PLACES if self._plans else DELAY), BATCH
 
-    def _moved(self) -> Order | None:
-        """A plan whose place the daemon does not know yet."""
-        return next((plan for plan, told in list(self._plans.items()) if plan.position != told), None)
+    def _moved(self) -> _Place | None:
+        """A place that the daemon does not know yet, the one that has waited longest."""
+        moved = [one for one in list(self._plans.values()) if one.plan.position != one.told]
+        return min(moved, key=lambda one: one.turn, default=None)
 
     def flush(self) -> None:
         """Send what has gathered, unless the daemon still owes an answer."""
@@ -136,8 +151,9 @@ class Reporter:
     def _lost(self) -> None:
         """The connection has gone, and with it a report that nobody answered."""
         self.uses.extendleft(reversed(self._sent[-BATCH:]))
-        if self._sent_place is not None and self._sent_place[0] in self._plans:
-            self._plans[self._sent_place[0]] = self._sent_place[1]
+        if self._sent_place is not None:
+            place, before = self._sent_place
+            place.told = before
         self._drop()
 
     def _drop(self) -> None:
@@ -149,12 +165,12 @@ class Reporter:
     def _send(self, now: float) -> None:
         """One report: the oldest uses, and one plan's place; the others go with the next."""
         used = self._sent = [self.uses.popleft() for _ in range(min(REPORT, len(self.uses)))]
-        place = None
-        if (plan := self._moved()) is not None:
-            self._sent_place = plan, self._plans.pop(plan)
-            self._plans[plan] = plan.position  # the last now: the others have their turn first
-            place = plan.id, self._plans[plan]
-        self._unsent = memoryview(request("POST", "/v1/touch", touch(self._source, used, now, place)))
+        told = None
+        if (place := self._moved()) is not None:
+            self._sent_place = place, place.told
+            place.told, place.turn = place.plan.position, now
+            told = place.plan.id, place.told
+        self._unsent = memoryview(request("POST", "/v1/touch", touch(self._source, used, now, told)))
         self._told, self._answer = now, Answer()
         try:
             self._open()

@@ -26,6 +26,8 @@ import pytest
 import cachedaemon_client
 from cachedaemon_client import ShardCache, aio, errors, places, view
 from cachedaemon_client.connection import Connection, Pause, call
+from cachedaemon_client.folder import OpenFolder
+from cachedaemon_client.plan import Plan
 from tests.unit.scripted import Said, answer, error, scripted
 
 PACKAGE = Path(cachedaemon_client.__file__).parent
@@ -223,6 +225,87 @@ def test_a_folder_that_cannot_be_read(folder: Path, content: str | None) -> None
     known = view.from_hello(str(folder), hello(folder))
     assert not known.direct
     assert str(folder) in str(known.why_not)
+
+
+def test_a_path_is_noted_whole_while_another_thread_learns_of_a_daemon(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a name without its folder, which would be looked for in the working directory, nor in another folder."""
+    (cache / "shards/s").mkdir(parents=True)
+    (cache / "shards/s/key").write_bytes(b"right")
+    (cache / "key").write_bytes(b"foreign")
+    monkeypatch.chdir(cache)
+    one = ShardCache("s", socket=cache / "none", cache_dir=cache, wait=0)
+    learning = [True]
+
+    def while_learning(folder: OpenFolder, path: str, name_of: Any = OpenFolder.name_of) -> str:
+        if learning and learning.pop():
+            thread = threading.Thread(target=one._see, args=(one._view,))
+            thread.start()
+            thread.join()
+        return str(name_of(folder, path))
+
+    monkeypatch.setattr(OpenFolder, "name_of", while_learning)
+    with one.open("key") as shard:
+        assert not learning
+        assert os.pread(shard._descriptor, 9, 0) == b"right"
+
+
+def test_a_folder_of_another_daemon_is_not_used_for_a_path(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+    one = OpenFolder.of(str(folder / "a"))
+    assert one.serves(str(folder / "a"))
+    assert not one.serves(str(folder / "b"))
+    (folder / "a").rmdir()
+    assert not one.serves(str(folder / "a"))
+
+
+# --- plans
+
+
+def test_plans_of_many_threads_are_each_noted_and_forgotten_once() -> None:
+    cache = ShardCache("s", socket="/nobody.sock")
+    kept: list[Plan] = [Plan(cache, ["a"], 1) for _ in range(50)]
+    for plan in kept:
+        cache.start(plan)
+
+    def come_and_go() -> None:
+        for _ in range(300):
+            plan = Plan(cache, ["a"], 1)
+            cache.start(plan)
+            forgotten.append(cache.forget(plan) and not cache.forget(plan))
+        cache.start(plan)
+        kept.append(plan)
+
+    forgotten: list[bool] = []
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert all(forgotten)
+    assert len(cache._running) == len(kept) == 54
+    assert set(cache._running) == set(kept)
+
+
+def test_a_plan_s_place_can_be_set(cache: Path) -> None:
+    plan = Plan(ShardCache("s", socket="/nobody.sock"), ["a", "b", "a"], 1)
+    assert (plan.position, plan.ahead) == (0, "a")
+    plan.position = 1
+    assert (plan.position, plan.ahead) == (1, "b")
+    plan.position = 3
+    plan.advance()
+    assert (plan.position, plan.ahead) == (3, None)
+    for wrong in (-1, 4):
+        with pytest.raises(errors.BadRequest, match="allowed are 0 to 3"):
+            plan.position = wrong
+    assert plan.position == 3
 
 
 # --- connections

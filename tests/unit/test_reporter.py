@@ -167,6 +167,32 @@ def test_a_plan_s_place_is_told_when_it_has_moved(hits: Hits, folder: Path) -> N
         assert hits.reporter._moved() is None
 
 
+def test_a_plan_that_ends_while_its_place_is_told(hits: Hits, folder: Path) -> None:
+    """Another thread, or the garbage collector, may end it at any line of a hit."""
+
+    class Ending(Place):
+        @property
+        def position(self) -> int:
+            self.looks += 1
+            if self.looks == 2:  # in the report itself
+                hits.reporter.forget(self)
+            return self.place
+
+        @position.setter
+        def position(self, place: int) -> None:
+            self.place, self.looks = place, 0
+
+    plan: Any = Ending("a")
+    with scripted(folder / "sock"):
+        hits.reporter.follow(plan)
+        plan.position = 1
+        hits.reporter.flush()
+        assert plan.looks >= 2
+        plan.position = 2
+        assert hits.reporter._moved() is None, "it has ended"
+        hits.reporter.close()
+
+
 def test_a_use_after_the_report_s_own_time_has_no_negative_age(hits: Hits, folder: Path) -> None:
     """Another thread's, between the look at the clock and at the uses."""
     with scripted(folder / "sock") as daemon:
