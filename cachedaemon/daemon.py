@@ -24,6 +24,7 @@ from cachedaemon.fetch import Turns
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Caps
+from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.server import Api, View, Watch, application, scraping
@@ -79,7 +80,8 @@ class Daemon:
         )
         self.cache.absent = self._look_for_folder
         self.prefetch = Prefetch(self.cache, self._width)
-        self.upkeep = Upkeep(self.cache, self.store, self.plans, lambda: self.settings.cache.scan)
+        self.plan_files = PlanFiles(self.plans, self.store)
+        self.upkeep = Upkeep(self.cache, self.store, self.plans, self.plan_files, lambda: self.settings.cache.scan)
         self.view = View(self.cache, self.plans, self.upkeep, str(cache.dir))
         self.metrics.watch(self.view.gauges)
 
@@ -136,11 +138,10 @@ class Daemon:
             cache=self.cache,
             prefetch=self.prefetch,
             plans=self.plans,
-            store=self.store,
+            plan_files=self.plan_files,
             events=self.events,
             metrics=self.metrics,
             view=self.view,
-            look_at_plans=self.upkeep.look_at_plans,
             policy=lambda: self.settings.cache.policy,
             admin_group=self.settings.server.admin_group,
         )
@@ -260,9 +261,11 @@ class Daemon:
             remade = await self.store.remake([source.mark for source in self.sources.all()])
         if remade:
             log.warning("the cache directory was removed: it is made anew")
-            self.plans.clear()
-            self._generation = uuid.uuid4().hex
-            await self.upkeep.look()
+            try:
+                await self.plan_files.end_all()
+            finally:
+                self._generation = uuid.uuid4().hex
+                await self.upkeep.look()
 
 
 @contextlib.contextmanager

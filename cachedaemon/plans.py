@@ -64,24 +64,18 @@ class Plans:
         return self._all.pop(name, None) is not None
 
     def ended(self, held: set[str], now: float) -> list[str]:
-        """Given the plans whose files are held now: those that end."""
+        """Given the plans whose files are held now: those to be ended."""
         gone = []
         for plan in self._all.values():
             if plan.id in held:
                 plan.seen_held = True
             elif plan.seen_held or now - plan.heard > SILENCE:
                 gone.append(plan.id)
-        for name in gone:
-            del self._all[name]
         return gone
 
     def held_at_once(self) -> int:
         """Shards that all consumers together have open at once."""
         return sum(min(plan.holds, len(plan.keys)) for plan in self._all.values())
-
-    def clear(self) -> None:
-        """No plan survives the daemon, nor its cache directory."""
-        self._all.clear()
 
     def __iter__(self) -> Iterator[Plan]:
         """All, in the order of their making."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 from cachedaemon.cache import CHECK, Cache
 from cachedaemon.entries import Entry
-from cachedaemon.errors import CacheDaemonError
+from cachedaemon.errors import CacheDaemonError, NoSpace
 from cachedaemon.model import Ref
+from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.store import Found, Known, Opened, Store
 from cachedaemon.store.disk import SHORT, disk_error
@@ -46,12 +48,14 @@ def _entry(found: Found, used: float) -> Entry:
 class Upkeep:
     """The background work of one cache. `health` says what is wrong, by area."""
 
-    def __init__(self, cache: Cache, store: Store, plans: Plans, scan_every: Callable[[], float]) -> None:
+    def __init__(
+        self, cache: Cache, store: Store, plans: Plans, files: PlanFiles, scan_every: Callable[[], float]
+    ) -> None:
         self._cache = cache
         self._store = store
         self._plans = plans
+        self._files = files
         self._scan_every = scan_every
-        self._looking = asyncio.Lock()
 
     @property
     def health(self) -> dict[str, str]:
@@ -105,7 +109,7 @@ class Upkeep:
         if cause.errno in SHORT:
             asyncio.get_running_loop().call_later(SLOW_RETRY, self._cache.unsynced.put_nowait, entry)
         else:
-            await self._cache.lose(entry)
+            await self._lose(entry)
         if news:
             log.warning("%s", error)
 
@@ -126,9 +130,13 @@ class Upkeep:
         for ref, entry in entries.items():
             if ref in lost:
                 log.warning("%s was changed or removed by somebody else", ref)
-                await self._cache.lose(entry)
+                await self._lose(entry)
             else:
                 entry.checked = True
+
+    async def _lose(self, entry: Entry) -> None:
+        with contextlib.suppress(NoSpace):  # the disk refuses: that is told, and the next look tries again
+            await self._cache.lose(entry)
 
     def _known(self, entry: Entry) -> Known:
         unread = not entry.checked
@@ -154,11 +162,4 @@ class Upkeep:
         while True:
             await asyncio.sleep(LOOK_AT_PLANS)
             if len(self._plans):
-                await self.look_at_plans()
-
-    async def look_at_plans(self) -> None:
-        """End the plans whose owners have gone; OSError. One look at a time: two would find each other's locks."""
-        async with self._looking:
-            held = await self._store.held_plans([plan.id for plan in self._plans])
-            for name in self._plans.ended(held, time.monotonic()):
-                await self._store.drop_plan(name)
+                await self._files.look()

@@ -12,10 +12,11 @@ from typing import Any
 from aiohttp import web
 
 from cachedaemon.cache import Answer, Cache
-from cachedaemon.errors import BadRequest, NotFound
+from cachedaemon.errors import BadRequest, CacheDaemonError, NotFound
 from cachedaemon.events import Events
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
+from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans, is_plan_id
 from cachedaemon.prefetch import Job, Prefetch
 from cachedaemon.server import bodies, openapi
@@ -23,7 +24,6 @@ from cachedaemon.server.peers import require_admin
 from cachedaemon.server.promises import Promises
 from cachedaemon.server.view import View
 from cachedaemon.server.watch import ROUTES as WATCHED
-from cachedaemon.store import Store
 
 PAGE = 1000
 """Shards of one answer, unless asked otherwise."""
@@ -43,22 +43,20 @@ class Api:
         cache: Cache,
         prefetch: Prefetch,
         plans: Plans,
-        store: Store,
+        plan_files: PlanFiles,
         events: Events,
         metrics: Metrics,
         view: View,
-        look_at_plans: Callable[[], Awaitable[None]],
         policy: Callable[[], str],
         admin_group: int | None,
     ) -> None:
         self._cache = cache
         self._prefetch = prefetch
         self._plans = plans
-        self._store = store
+        self._plan_files = plan_files
         self._events = events
         self._metrics = metrics
         self._view = view
-        self._look_at_plans = look_at_plans
         self._policy = policy
         self._admin_group = admin_group
         self._promises = Promises(cache.grace)
@@ -116,8 +114,8 @@ class Api:
         if not self._plans.move(name, position, time.monotonic()):
             raise NotFound(f"no plan {name!r}")
         if (plan := self._plans.get(name)) is not None and not plan.seen_held:
-            with contextlib.suppress(OSError):  # the look that comes each second tells
-                await self._look_at_plans()
+            with contextlib.suppress(OSError, CacheDaemonError):  # the look that comes each second tells
+                await self._plan_files.look()
 
     async def prefetch(self, request: web.Request) -> web.StreamResponse:
         """Bring shards ahead."""
@@ -141,16 +139,15 @@ class Api:
             raise BadRequest(f"body.position: {asked.position} is not within the {len(keys)} keys")
         if asked.holds < 1:
             raise BadRequest(f"body.holds: {asked.holds}; a consumer holds at least 1 shard")
-        file = await self._store.make_plan(name)
-        self._plans.put(Plan(name, asked.source, keys, asked.position, asked.holds, time.monotonic()))
+        plan = Plan(name, asked.source, keys, asked.position, asked.holds, time.monotonic())
+        file = await self._plan_files.put(plan)
         return web.json_response({"file": file})
 
     async def end_plan(self, request: web.Request) -> web.StreamResponse:
         """End a plan."""
         name = _plan_id(request)
-        if not self._plans.end(name):
+        if not await self._plan_files.end(name):
             raise NotFound(f"no plan {name!r}")
-        await self._store.drop_plan(name)
         return web.Response(status=204)
 
     async def _checked(self, source: str, keys: list[str]) -> list[str]:

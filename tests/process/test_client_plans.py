@@ -37,7 +37,7 @@ def daemon(origin: Origin) -> Iterator[Daemon]:
 def cache(daemon: Daemon) -> Iterator[ShardCache]:
     with ShardCache("s", socket=daemon.socket, wait=40) as one:
         yield one
-    assert not daemon.status()["plans"]
+    until(lambda: not daemon.status()["plans"], 20, "the end of all plans")
 
 
 def plans(daemon: Daemon) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Plans and their files come and go together, whoever makes, ends or looks at once, and whoever leaves before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from cachedaemon.errors import NoSpace
+from cachedaemon.planfiles import PlanFiles
+from cachedaemon.plans import Plan, Plans
+from tests.unit.store_kit import opened
+from tests.unit.test_plans import plan
+
+pytestmark = pytest.mark.asyncio
+
+
+async def agree(plans: Plans, folder: Path) -> None:
+    files = await asyncio.to_thread(os.listdir, folder / "plans")
+    assert sorted(files) == sorted(one.id for one in plans)
+
+
+def known_to_be_lost(name: str) -> Plan:
+    """One that was held once and is not any more: the next look ends it."""
+    one = plan(name)
+    one.seen_held = True
+    return one
+
+
+async def test_made_ended_and_looked_at_all_at_once(folder: Path) -> None:
+    chance = random.Random(1)
+    async with opened(folder) as (store, _):
+        plans = Plans()
+        files = PlanFiles(plans, store)
+        for _ in range(150):
+            steps = [
+                files.put(known_to_be_lost("a")),
+                files.end("a"),
+                files.put(plan("b")),
+                files.look(),
+                files.end("b"),
+            ]
+            chance.shuffle(steps)
+            tasks = [asyncio.create_task(step) for step in steps]
+            if chance.random() < 0.5:
+                await asyncio.sleep(chance.random() / 1000)
+                chance.choice(tasks).cancel()
+            await asyncio.wait(tasks)
+            await agree(plans, folder)
+        await files.put(plan("c"))
+        await files.end_all()
+        assert len(plans) == 0
+        await agree(plans, folder)
+
+
+async def test_a_plan_whose_file_cannot_go_still_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is tried again with the next look."""
+    async with opened(folder) as (store, _):
+        plans = Plans()
+        files = PlanFiles(plans, store)
+        await files.put(known_to_be_lost("a"))
+
+        def refuse(path: str) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("cachedaemon.store.disk.unlink", refuse)
+            for end in (files.look, lambda: files.end("a")):
+                with pytest.raises(NoSpace, match="plan a"):
+                    await end()
+        await agree(plans, folder)
+        assert len(plans) == 1
+        await files.look()
+        assert len(plans) == 0
+        await agree(plans, folder)
