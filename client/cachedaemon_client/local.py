@@ -43,12 +43,13 @@ class Local(Generic[P]):
             raise BadRequest(message, code="bad_request", source=source)
         self.source = source
         self.wait = _seconds(wait, source)
-        self._given = (socket, cache_dir)
         try:
             self.socket = places.socket_path(socket)
         except ValueError as cause:
             raise BadRequest(str(cause), code="bad_request", source=source) from None
         self._folder = places.cache_folder(cache_dir)
+        # What was said here goes along to another process; what was not is found there.
+        self._given = (self.socket if socket is not None else None, self._folder if cache_dir is not None else None)
         self._reporter = Reporter(source, self.socket)
         self._begin()
         process.forkables.add(self)

@@ -12,11 +12,11 @@ SYSTEM_SOCKET = "/run/cachedaemon/cachedaemon.sock"
 
 
 def socket_path(given: str | os.PathLike[str] | None = None) -> str:
-    """The socket: as given, `$CACHEDAEMON_SOCKET`, the user's default where it exists, or the system's.
+    """The socket: as given, `$CACHEDAEMON_SOCKET`, the user's default where it exists, or the system's. Absolute.
 
     ValueError when the path is longer than a socket's path can be.
     """
-    path = os.fspath(given) if given is not None else os.environ.get("CACHEDAEMON_SOCKET") or _default()
+    path = _whole(os.fspath(given) if given is not None else os.environ.get("CACHEDAEMON_SOCKET") or _default())
     if (length := len(os.fsencode(path))) > SOCKET_LIMIT:
         raise ValueError(f"the socket's path has {length} bytes, {SOCKET_LIMIT} are possible: {path}")
     return path
@@ -29,9 +29,14 @@ def _default() -> str:
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> str | None:
-    """Where this process sees the cache directory, if that was said: as given, or `$CACHEDAEMON_DIR`."""
+    """Where this process sees the cache directory, if that was said: as given, or `$CACHEDAEMON_DIR`. Absolute."""
     folder = os.fspath(given) if given is not None else os.environ.get("CACHEDAEMON_DIR")
-    return folder.rstrip("/") or "/" if folder else None
+    return _whole(folder).rstrip("/") or "/" if folder else None
+
+
+def _whole(path: str) -> str:
+    """The same path from the root on: a program may change its working directory. `..` stays, which links may lead to."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def boot_id() -> str:

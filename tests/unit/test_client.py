@@ -170,6 +170,18 @@ def test_a_client_pickles_by_its_settings(kind: Any) -> None:
     assert kind("s", wait=float("inf")).wait == 7 * 86400, "for ever is what the daemon allows"
 
 
+@pytest.mark.parametrize("kind", [ShardCache, aio.ShardCache])
+def test_relative_places_stay_where_they_were(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the working directory becomes, here or in a worker that unpickles the client."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CACHEDAEMON_SOCKET", "by-env.sock")
+    by_env, one = kind("s"), kind("s", socket="../a.sock", cache_dir=Path("c"))
+    monkeypatch.chdir("/")
+    assert by_env.socket == f"{folder}/by-env.sock"
+    for other in (one, pickle.loads(pickle.dumps(one))):
+        assert (other.socket, other._folder) == (f"{folder}/../a.sock", f"{folder}/c")
+
+
 # --- what the daemon vouches for
 
 
