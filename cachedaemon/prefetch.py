@@ -89,6 +89,7 @@ class Prefetch:
                     over.set()
                 if over.is_set():
                     return
+                await asyncio.sleep(0)  # a key that is here, or fails at once, waits for nothing: others get their turn
 
         try:
             async with asyncio.TaskGroup() as group:

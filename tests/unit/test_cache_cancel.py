@@ -249,6 +249,22 @@ async def test_who_waits_for_a_turn_holds_nothing_of_the_disk(folder: Path) -> N
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("key", "ends"), [(NAMES[0], "done"), ("../no", "failed")])
+async def test_a_job_whose_keys_wait_for_nothing_lets_others_work(folder: Path, key: str, ends: str) -> None:
+    """Thousands of keys that are here, or that fail at once: the loop goes round all the while."""
+    async with running(folder, "index") as daemon:
+        await acquire(daemon.cache, NAMES[0])
+        job = daemon.prefetch.start("s", [key] * 4000)
+        rounds = 0
+        while job.state == "running":
+            await asyncio.sleep(0)
+            rounds += 1
+        assert (job.state, job.done + job.failed) == (ends, 4000)
+        assert rounds > 100
+        await settle(daemon.cache, folder)
+
+
+@pytest.mark.asyncio
 async def test_the_end_comes_at_any_moment(folder: Path) -> None:
     """Waiters hear that the daemon stops, those too whose flight was made in the very last moment."""
     chance = random.Random(4)
