@@ -27,7 +27,7 @@ from cachedaemon.model import Caps
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
-from cachedaemon.server import Api, View, Watch, application, scraping
+from cachedaemon.server import Api, Runner, View, Watch, application, scraping
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
 from cachedaemon.store.layout import Layout, Modes
@@ -150,7 +150,7 @@ class Daemon:
         return Watch(self.metrics, self.view, self._ready.is_set)
 
     async def _listen(self, app: web.Application, link: object) -> web.AppRunner:
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
+        runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
         await runner.setup()
         await web.SockSite(runner, link, backlog=listen.BACKLOG).start()  # type: ignore[arg-type]
         return runner

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
-from cachedaemon import errors
-from cachedaemon.errors import CacheDaemonError
+from cachedaemon.errors import BadRequest, CacheDaemonError
+from cachedaemon.server.answers import GENERATION, answer_error, from_http
 from cachedaemon.server.api import ROUTES, Api
-from cachedaemon.server.bodies import LARGEST, json_error
+from cachedaemon.server.bodies import LARGEST
+from cachedaemon.server.connection import Runner
 from cachedaemon.server.view import View
 from cachedaemon.server.watch import ROUTES as WATCHED
 from cachedaemon.server.watch import Watch
@@ -26,7 +26,10 @@ T = TypeVar("T")
 def application(api: Api, watch: Watch, generation: Callable[[], str]) -> web.Application:
     """What answers on the Unix socket."""
     app = web.Application(middlewares=[_errors], client_max_size=LARGEST)
-    app.add_routes([web.route(method, path, _bound(api, handler)) for method, path, handler in ROUTES])
+    app[GENERATION] = generation
+    app.add_routes(
+        [web.route(method, path, _bound(api, handler), expect_handler=_expect) for method, path, handler in ROUTES]
+    )
     app.add_routes(_watched(watch))
 
     async def mark(_: web.Request, response: web.StreamResponse) -> None:
@@ -45,7 +48,7 @@ def scraping(watch: Watch) -> web.Application:
 
 def _watched(watch: Watch) -> list[web.RouteDef]:
     """Probes of other programs may come as HEAD."""
-    return [web.get(path, _bound(watch, handler)) for _, path, handler in WATCHED]
+    return [web.get(path, _bound(watch, handler), expect_handler=_expect) for _, path, handler in WATCHED]
 
 
 def _bound(of: T, handler: Callable[[T, web.Request], Awaitable[web.StreamResponse]]) -> Next:
@@ -53,6 +56,20 @@ def _bound(of: T, handler: Callable[[T, web.Request], Awaitable[web.StreamRespon
         return await handler(of, request)
 
     return answer
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """What a request may expect is to be let go on (RFC 9110, 10.1.1)."""
+    said = request.headers.get("Expect", "")
+    if request.version < HttpVersion11:
+        return None
+    if said.lower() != "100-continue":
+        return answer_error(
+            BadRequest(f"{request.method} {request.path}: nothing here does what 'Expect: {said}' asks")
+        )
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # an interim answer is not yet the answer
+    return None
 
 
 @web.middleware
@@ -63,29 +80,19 @@ async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
     except CacheDaemonError as cause:
         return answer_error(cause)
     except web.HTTPException as cause:
-        return answer_error(_from_http(request, cause))
-    except Exception:
+        return answer_error(from_http(request, cause))
+    except web.RequestPayloadError:
+        return answer_error(BadRequest(f"{request.method} {request.path}: the body cannot be decoded"))
+    except Exception as cause:
+        if isinstance(cause, ConnectionError) and _has_left(request):
+            return web.Response()  # to nobody
         log.exception("%s %s failed", request.method, request.path)
         return answer_error(CacheDaemonError("the daemon failed to answer; its log says why"))
 
 
-def _from_http(request: web.Request, cause: web.HTTPException) -> CacheDaemonError:
-    if isinstance(cause, web.HTTPMethodNotAllowed):
-        allowed = ", ".join(sorted(cause.allowed_methods))
-        return errors.MethodNotAllowed(f"{request.method} {request.path}: allowed are {allowed}")
-    if isinstance(cause, web.HTTPNotFound):
-        return errors.NotFound(f"nothing answers at {request.path}")
-    if isinstance(cause, web.HTTPRequestEntityTooLarge):
-        return errors.BadRequest(f"the body is too long; allowed are {LARGEST} bytes")
-    return errors.BadRequest(f"{request.method} {request.path}: {cause.reason}")
+def _has_left(request: web.Request) -> bool:
+    """Whether the asker is gone."""
+    return request.transport is None or request.transport.is_closing()
 
 
-def answer_error(cause: CacheDaemonError) -> web.Response:
-    """The answer that an error stands for."""
-    body = json_error(cause.code, str(cause), retryable=cause.retryable, **cause.details())
-    wait = getattr(cause, "retry_after", None) or 1
-    headers = {"Retry-After": str(math.ceil(wait))} if cause.status == 503 else {}
-    return web.json_response(body, status=cause.status, headers=headers)
-
-
-__all__ = ["Api", "View", "Watch", "application", "scraping"]
+__all__ = ["Api", "Runner", "View", "Watch", "application", "scraping"]
