@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client import process
-from cachedaemon_client.connection import Connection, call
+from cachedaemon_client.connection import TELL, Connection, call
 from cachedaemon_client.errors import CacheError
 from cachedaemon_client.job import Job
 from cachedaemon_client.local import Local
@@ -164,18 +164,26 @@ class ShardCache(Local[Plan]):
         wait = self.wait if wait is None else wait
         return call(self._link(), method, target, body, wait=wait, source=self.source)
 
-    def tell(self, method: str, target: str) -> bool:
-        """A call whose answer nobody waits for; False when it was lost."""
-        return self._link().tell(method, target, None)
+    def tell(self, method: str, target: str, seconds: float = TELL) -> bool:
+        """A call whose answer nobody waits for, in so many seconds at the most; False when it was lost."""
+        return self._link().tell(method, target, None, seconds=seconds)
 
     # ---- life
 
     def close(self) -> None:
         """Tell the daemon the last uses and close the connections; leases that are open stay open."""
+        self.farewell(time.monotonic() + process.FAREWELL)
+
+    def flush(self) -> None:
+        """Tell the uses of this process so far, as far as the daemon takes them at once."""
+        self._reporter.flush()
+
+    def farewell(self, deadline: float) -> None:
+        """Close it, and wait for the daemon until the deadline (monotonic seconds) at the most."""
         heard = True
         for plan in self._running:
-            heard = plan.end(tell=heard)  # a silent daemon is waited for once
-        self._reporter.close()
+            heard = plan.end(tell=heard, deadline=deadline)  # a silent daemon is waited for once
+        self._reporter.farewell(deadline)
         for link in self._own_links():
             link.close()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from cachedaemon_client.connection import TELL
 from cachedaemon_client.errors import BadRequest, CacheError
 from cachedaemon_client.lease import Busy, Gone, give_back, hold_plan
 from cachedaemon_client.process import alive
@@ -149,12 +151,12 @@ class Plan(Order):
         """End the plan."""
         self.end(tell=True)
 
-    def end(self, *, tell: bool) -> bool:
+    def end(self, *, tell: bool, deadline: float = float("inf")) -> bool:
         """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
         if self._inert or not self._cache.forget(self):
             return tell
         self._let_go()
-        return tell and self._cache.tell("DELETE", self._target)
+        return tell and self._cache.tell("DELETE", self._target, min(TELL, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
         """The plan itself; it ends with the block."""

@@ -18,15 +18,19 @@ import fcntl
 import mmap
 import os
 import sys
+import time
 from typing import Protocol
 from weakref import WeakSet
 
 
-class Closable(Protocol):
+class Leaving(Protocol):
     """Something that has a last word to say."""
 
-    def close(self) -> None:
-        """Say it, in bounded time."""
+    def flush(self) -> None:
+        """Say it as far as it can be said at once."""
+
+    def farewell(self, deadline: float) -> None:
+        """Say the rest, until the deadline (monotonic seconds) at the most, and close."""
 
 
 class Forkable(Protocol):
@@ -41,8 +45,10 @@ LEASED = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _MARK = os.O_NOFOLLOW | os.O_NONBLOCK
 
 forkables: WeakSet[Forkable] = WeakSet()
-farewells: WeakSet[Closable] = WeakSet()
+farewells: WeakSet[Leaving] = WeakSet()
 """Closed when the interpreter ends."""
+FAREWELL = 1.0
+"""Seconds that the last words may take, all together."""
 folders: set[str] = set()
 """Cache directories that this process has leased from."""
 epoch = [1]
@@ -132,7 +138,12 @@ def bid_farewell_in_workers() -> None:
 
 @atexit.register
 def _farewell() -> None:
+    """All speak before any is waited for: what waits for one daemon that is silent takes nothing from the others."""
     settle()
-    for one in list(farewells):
+    deadline, leaving = time.monotonic() + FAREWELL, list(farewells)
+    for one in leaving:
         with contextlib.suppress(Exception):  # the interpreter ends either way
-            one.close()
+            one.flush()
+    for one in leaving:
+        with contextlib.suppress(Exception):
+            one.farewell(deadline)

@@ -26,8 +26,6 @@ DELAY = 5.0
 """Seconds after which fewer are told, and between tries at a silent daemon."""
 SOON = 0.01
 """Seconds until the answer to a report is looked for again."""
-FAREWELL = 1.0
-"""Seconds that the last report may take."""
 PLACES = 1 / 20
 """Seconds between two words on a plan's place."""
 
@@ -189,17 +187,20 @@ class Reporter:
 
     def close(self) -> None:
         """Tell the rest, for a second at the most."""
+        self.farewell(time.monotonic() + process.FAREWELL)
+
+    def farewell(self, deadline: float) -> None:
+        """Tell the rest, until the deadline (monotonic seconds) at the most."""
         process.settle()
-        deadline = time.monotonic() + FAREWELL
-        if not self._lock.acquire(timeout=FAREWELL):
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return
         try:
-            self._farewell(deadline)
+            self._tell_rest(deadline)
         finally:
             self._drop()
             self._lock.release()
 
-    def _farewell(self, deadline: float) -> None:
+    def _tell_rest(self, deadline: float) -> None:
         """What is on its way, then what has gathered since; a connection that is lost is made again once."""
         losses = 0
         while (now := time.monotonic()) < deadline and losses < 2:

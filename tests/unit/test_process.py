@@ -6,15 +6,19 @@ import ctypes
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
-from cachedaemon_client import lease, process
+from cachedaemon_client import ShardCache, lease, process
 from cachedaemon_client.shard import Shard
+from tests.fakes.waiting import until
+from tests.unit.scripted import scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -230,3 +234,19 @@ def test_a_fork_in_a_thread(shard: Path) -> None:
     thread.start()
     thread.join()
     assert found == [True, False]
+
+
+def test_all_last_words_together_take_a_second(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a daemon is silent, however many clients it has; another daemon hears all of its own."""
+    monkeypatch.setattr(process, "farewells", WeakSet[Any]())
+    quiet = threading.Event()
+    with scripted(folder / "a", lambda _: (quiet.wait(30), None)[1]) as silent, scripted(folder / "b") as heard:
+        clients = [ShardCache("s", socket=folder / name) for name in "aaaaaaba"]
+        for client in clients:
+            client._uses.append((client.socket[-1], time.monotonic()))
+        began = time.monotonic()
+        process._farewell()
+        assert time.monotonic() - began < 3
+        until(lambda: heard.uses() == ["b"], 10)
+        until(lambda: silent.uses() == ["a"] * 7, 10)
+        quiet.set()
