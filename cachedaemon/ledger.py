@@ -38,6 +38,8 @@ class Ledger:
     def __init__(self, caps: Caps) -> None:
         self.caps = caps
         self.flights: dict[Ref, Flight] = {}
+        self._granted: set[Flight] = set()
+        """Those of `flights` that were granted room, now or before: few, while any number waits."""
         self.per_source: dict[str, list[int]] = {}
         """Shards and bytes of each source that are published; what is to go counts until it has gone."""
         self._ready: dict[Ref, Entry] = {}
@@ -67,7 +69,7 @@ class Ledger:
     @property
     def reserved(self) -> int:
         """Bytes that flights have reserved."""
-        return sum(flight.room.bytes for flight in self.flights.values())
+        return sum(flight.room.bytes for flight in self._granted)
 
     @property
     def leased(self) -> int:
@@ -160,6 +162,12 @@ class Ledger:
         flight.ended = True
         if self.flights.get(flight.ref) is flight:
             del self.flights[flight.ref]
+        self._granted.discard(flight)
+
+    @property
+    def _holding(self) -> list[Flight]:
+        """Flights that hold room."""
+        return [flight for flight in self._granted if flight.slot]
 
     def commit(self, flight: Flight, entry: Entry) -> None:
         """The flight's shard is published."""
@@ -178,6 +186,7 @@ class Ledger:
         short = self._short(flight, need, disk)
         if not short.any():
             flight.room, flight.slot = need, True
+            self._granted.add(flight)
             return Granted()
         return self._make_room(flight, short, disk)
 
@@ -191,12 +200,12 @@ class Ledger:
 
     def _short(self, flight: Flight, need: Need, disk: Disk) -> _Short:
         """What is missing, before anything goes; negative where there is room to spare."""
-        flights = self.flights.values()
+        flights = self._holding
         more, nodes = need.bytes - flight.room.bytes, need.inodes - flight.room.inodes
         caps = self.caps
         shards = -1
         if caps.max_shards:
-            used = len(self._ready) + len(self._leaving) + sum(other.slot for other in flights)
+            used = len(self._ready) + len(self._leaving) + len(flights)
             shards = used + (not flight.slot) - caps.max_shards
         pending = sum(max(0, other.room.bytes - other.written) for other in flights)
         room = pending + more - (disk.free - caps.min_free.of(disk.total))
@@ -232,7 +241,7 @@ class Ledger:
     def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool) -> Verdict:
         if own and not self._could_go_later(flight, short):
             return Displaces()
-        flying = sum(other.slot for other in self.flights.values() if other is not flight)
+        flying = sum(other is not flight for other in self._holding)
         if not self._ready and not flying and short.shards <= 0:
             return self._disk_full(short, disk)
         return NotNow(self.leased, flying)
@@ -243,8 +252,8 @@ class Ledger:
         for entry in self._ready.values():
             if entry.unread_of != flight.job and (entry in self._busy or entry.ref in self.flights):
                 short.take(entry)
-        for other in self.flights.values():
-            if other.slot and other is not flight and (other.demand or other.job != flight.job):
+        for other in self._holding:
+            if other is not flight and (other.demand or other.job != flight.job):
                 short.shards -= 1
                 short.bytes -= other.room.bytes
                 short.inodes -= other.room.inodes
@@ -271,7 +280,7 @@ class Ledger:
         return victims, own
 
     def _over_half(self, flight: Flight, need: Need) -> bool:
-        others = [o for o in self.flights.values() if o.slot and o.ref.source == flight.ref.source and o is not flight]
+        others = [o for o in self._holding if o.ref.source == flight.ref.source and o is not flight]
         if not others:
             return False
         caps = self.caps
@@ -285,7 +294,7 @@ class Ledger:
         For one that grows, the youngest other that grows; else the youngest of a source that holds over half of the cap.
         A prefetch stops no demand.
         """
-        holding = [o for o in self.flights.values() if o.slot and o is not flight and not o.ended]
+        holding = [o for o in self._holding if o is not flight and not o.ended]
         if flight.slot:
             stoppable = [o for o in holding if o.growing and o.rank > flight.rank]
         else:
@@ -306,7 +315,7 @@ class Ledger:
     def surplus(self, most: int) -> tuple[Entry, ...]:
         """What must go because a cap was lowered, and is not known to be leased; `most` at once."""
         caps = self.caps
-        flying = sum(flight.slot for flight in self.flights.values())
+        flying = len(self._holding)
         shards = len(self._ready) + len(self._leaving) + flying - caps.max_shards if caps.max_shards else -1
         room = self._bytes + self.reserved - caps.max_bytes if caps.max_bytes else -1
         short = _Short(shards - len(self._leaving), room, -1)
@@ -316,7 +325,7 @@ class Ledger:
     def is_over(self) -> bool:
         """Whether the caps are passed by what is here (they were lowered, and readers hold it)."""
         caps = self.caps
-        flying = sum(flight.slot for flight in self.flights.values())
+        flying = len(self._holding)
         shards = bool(caps.max_shards) and len(self._ready) + flying > caps.max_shards
         return shards or (bool(caps.max_bytes) and self._bytes + self.reserved > caps.max_bytes)
 

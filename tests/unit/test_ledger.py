@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -305,6 +306,34 @@ def test_pages_go_by_source_and_key() -> None:
     assert [tuple(e.ref) for e in ledger.page(None, "", Ref("a", "10"), 1)] == [("b", "1")]
     assert [tuple(e.ref) for e in ledger.page("a", "10", None, 9)] == [("a", "10")]
     assert [tuple(e.ref) for e in ledger.page(None, "1", None, 9)] == [("a", "1"), ("a", "10"), ("b", "1")]
+
+
+class _Unread(dict[Ref, Flight]):
+    """Of which nobody looks at all."""
+
+    def values(self) -> NoReturn:
+        raise AssertionError("all flights were looked at")
+
+    __iter__ = items = values  # type: ignore[assignment]
+
+
+def test_flights_that_only_wait_cost_a_reservation_nothing() -> None:
+    """Thousands may wait for a turn, and a few hold room."""
+    ledger = Ledger(caps(2, 4 * MB))
+    ledger.flights = _Unread()
+    first, second, third = (ask(ledger, key) for key in "abc")
+    assert ledger.reserve(first, Need(MB), ROOMY) == Granted()
+    assert ledger.reserve(second, Need(2 * MB), ROOMY, rivals=True) == Yield()
+    assert ledger.reserve(second, Need(2 * MB), ROOMY) == Granted()
+    assert ledger.reserve(third, Need(MB), ROOMY) == NotNow(0, 2)
+    assert ledger.to_stop(third) is None
+    assert ledger.surplus(1) == ()
+    assert not ledger.is_over()
+    second.give_back()
+    assert ledger.reserved == MB
+    assert ledger.reserve(third, Need(3 * MB), ROOMY) == Granted()
+    ledger.land(first)
+    assert ledger.reserved == 3 * MB
 
 
 def test_the_folder_was_removed() -> None:
