@@ -19,7 +19,8 @@ def build(catalog: Catalog, inode: int, size: int, mtime_ns: int) -> tuple[int, 
     named = list(catalog.readable())
     slots = _index([path for path, _ in named])
     pieces = sum(len(entry.extents) for _, entry in named)
-    header = Header(len(named), inode, size, mtime_ns, len(slots), pieces, sum(len(path) for path, _ in named))
+    names = b"".join(path for path, _ in named)
+    header = Header(len(named), inode, size, mtime_ns, len(slots), pieces, len(names))
     entries, extents, at = bytearray(), bytearray(), header.sections[2]
     for path, entry in named:
         offset = len(extents) // EXTENT.size if entry.method == SPARSE else entry.offset
@@ -29,8 +30,11 @@ def build(catalog: Catalog, inode: int, size: int, mtime_ns: int) -> tuple[int, 
         numbers = (offset, entry.stored, entry.size, at, crc, len(entry.extents), len(path), entry.method, flags)
         entries += ENTRY.pack(*numbers)
         at += len(path)
-    names = b"".join(path for path, _ in named)
-    return len(named), [header.pack(), bytes(entries), slots.tobytes(), bytes(extents), names]
+    parts = [bytes(entries), slots.tobytes(), bytes(extents), names]
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return len(named), [header._replace(crc=crc).pack(), *parts]
 
 
 def _index(names: list[bytes]) -> array[int]:

@@ -232,7 +232,7 @@ class Store:
             ):
                 raise lease.Gone(place)  # noqa: TRY301 - the lease ends in one place
             if indexed:
-                Table(held.descriptor, self.layout.table(ref.source, name)).close()
+                Table(held.descriptor, self.layout.table(ref.source, name), anew=True)
         except StaleTable as cause:
             held.close()
             raise lease.Gone(str(cause)) from None

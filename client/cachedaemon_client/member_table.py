@@ -3,32 +3,35 @@
 One file per archive, written once by the daemon and mapped read-only by every reader, in native byte order since
 it never leaves its node::
 
-    header   128 bytes: magic, version, stamp of the shard, counts, CRC of the header itself
+    header   128 bytes: magic, version, stamp of the shard, counts, CRC of all that follows, CRC of the header itself
     entries  `ENTRY` each, in archive order
     slots    u32 each, a power of two: hash index by crc32 of the name, open addressing;
              0 is free, else where the entry begins
     extents  `EXTENT` each: where the pieces of sparse members lie
     names    UTF-8 without separators
 
-So opening costs the same for ten members as for a million, and all readers of a node share one copy of the names.
+All readers of a node share one copy of a large table, and each process checks a table's CRC once: from then on opening
+costs the same for ten members as for a million. A small table is read instead, so that nobody who cuts it can end a
+reader by a page that is gone (mmap(2), SIGBUS); a large one is as safe as the file is left alone.
 Nothing here locks: the table never changes, and every read is one `pread` at an offset of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import operator
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 MAGIC = b"CDMEMBER"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("=8sIIQQqIIQQ")
-"""Magic, version, members, inode, size and mtime_ns of the shard, slots, flags (0), extents, bytes of names."""
+"""Magic, version, members, inode, size and mtime_ns of the shard, slots, CRC of all behind the header, extents,
+bytes of names."""
 HEADER_SIZE = 128
 ENTRY = struct.Struct("=QQQQIIHBB4x")
 """Offset, stored length, size, name offset, CRC-32, extents, name length, method, flags.
@@ -44,7 +47,12 @@ SPARSE = 255
 CRC_KNOWN = 1
 """Flag: the CRC is that of the member's bytes (tar keeps none)."""
 
+SMALL = 256 << 10
+"""Bytes of a table that is rather read than mapped: some 2,500 members, 50 us."""
 _CRC = struct.Struct("=I")
+_CHECKED_MOST = 1 << 14
+_checked: dict[tuple[int, ...], None] = {}
+"""Tables whose CRC this process has found right, by what `fstat` says of them; whoever writes to one changes that."""
 
 
 class StaleTable(Exception):
@@ -61,6 +69,8 @@ class Header(NamedTuple):
     slots: int
     extents: int
     names: int
+    crc: int = 0
+    """Of all bytes behind the header."""
 
     @property
     def sections(self) -> tuple[int, int, int, int]:
@@ -73,18 +83,18 @@ class Header(NamedTuple):
     def pack(self) -> bytes:
         """The header's bytes."""
         stamp = (self.inode, self.size, self.mtime_ns)
-        body = HEADER.pack(MAGIC, VERSION, self.members, *stamp, self.slots, 0, self.extents, self.names)
+        body = HEADER.pack(MAGIC, VERSION, self.members, *stamp, self.slots, self.crc, self.extents, self.names)
         return (body + _CRC.pack(zlib.crc32(body))).ljust(HEADER_SIZE, b"\0")
 
     @classmethod
-    def unpack(cls, table: bytes | mmap.mmap) -> Header:
+    def unpack(cls, table: mmap.mmap | bytes) -> Header:
         """Read and check; raises StaleTable."""
         if len(table) < HEADER_SIZE:
             raise StaleTable("the member table is shorter than its header")
-        magic, version, count, inode, size, mtime_ns, slots, _, extents, names = HEADER.unpack_from(table)
+        magic, version, count, inode, size, mtime_ns, slots, crc, extents, names = HEADER.unpack_from(table)
         if magic != MAGIC or version != VERSION:
             raise StaleTable(f"the member table has format {magic!r} {version}, not {MAGIC!r} {VERSION}")
-        header = cls(count, inode, size, mtime_ns, slots, extents, names)
+        header = cls(count, inode, size, mtime_ns, slots, extents, names, crc)
         if table[: HEADER.size + _CRC.size] != header.pack()[: HEADER.size + _CRC.size]:
             raise StaleTable("the header of the member table is damaged")
         if header.sections[3] != len(table) or slots <= count or slots & (slots - 1):
@@ -108,14 +118,19 @@ def slots_for(count: int) -> int:
 
 
 class Table:
-    """A mapped table. Raises StaleTable when it does not fit the shard behind `fd`."""
+    """An open table. Raises StaleTable when it is damaged, or does not fit the shard behind `fd`.
 
-    def __init__(self, fd: int, table_path: str | os.PathLike[str]) -> None:
-        self.map = _map_table(table_path)
+    `anew`: the CRC is checked even if this process has found it right before.
+    """
+
+    def __init__(self, fd: int, table_path: str | os.PathLike[str], *, anew: bool = False) -> None:
+        self.map, identity = _open_table(table_path)
         self.header = header = Header.unpack(self.map)
         shard = os.fstat(fd)
         if (shard.st_ino, shard.st_size, shard.st_mtime_ns) != (header.inode, header.size, header.mtime_ns):
             raise StaleTable("the member table belongs to another version of the shard")
+        if anew or identity not in _checked:
+            _check(self.map, header, identity)
         slots, self.extents_at, _, _ = header.sections
         self.count = header.members
         self.slots = memoryview(self.map)[slots : self.extents_at].cast("I")
@@ -157,31 +172,41 @@ class Table:
         at = self.extents_at + EXTENT.size * first
         return [EXTENT.unpack_from(self.map, at + EXTENT.size * n) for n in range(count)]
 
-    def close(self) -> None:
-        """Give the mapping back; names handed out are copies."""
-        self.slots.release()
-        close_map(self.map)
 
-
-def _map_table(path: str | os.PathLike[str]) -> mmap.mmap:
+def _open_table(path: str | os.PathLike[str]) -> tuple[mmap.mmap | bytes, tuple[int, ...]]:
+    """A table's bytes, and what tells this file from another and from itself when it was written to."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would stop the reader
     except OSError as error:
         raise StaleTable(f"the member table cannot be opened: {os.strerror(error.errno or 0)}") from error
     try:
-        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    except (ValueError, OSError) as error:  # an empty file cannot be mapped
-        raise StaleTable(f"the member table cannot be mapped: {error}") from error
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode):
+            raise StaleTable("the member table is no regular file")
+        return _bytes(fd, seen.st_size), (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    except (ValueError, OSError) as error:
+        raise StaleTable(f"the member table cannot be read: {error}") from error
     finally:
         os.close(fd)
 
 
-def close_map(mapping: mmap.mmap) -> None:
-    """Unmap now, or leave it to the last view: a view that is still out keeps its memory and its bytes."""
-    # By design: closing a shard must never fail because a tensor still looks at it. The views hold the mapping, and
-    # the mapping goes with the last of them.
-    with contextlib.suppress(BufferError):
-        mapping.close()
+def _bytes(fd: int, size: int) -> mmap.mmap | bytes:
+    if size > SMALL:
+        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+    data = os.pread(fd, size, 0)
+    if len(data) != size:
+        raise StaleTable("the member table was cut while it was read")
+    return data
+
+
+def _check(table: mmap.mmap | bytes, header: Header, identity: tuple[int, ...]) -> None:
+    with memoryview(table) as whole, whole[HEADER_SIZE:] as rest:
+        if zlib.crc32(rest) != header.crc:
+            _checked.pop(identity, None)
+            raise StaleTable("the member table is damaged: its CRC is wrong")
+    if len(_checked) >= _CHECKED_MOST:
+        _checked.clear()
+    _checked[identity] = None
 
 
 class Members(Sequence[str]):

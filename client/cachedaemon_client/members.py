@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
+from cachedaemon_client.descriptor import Descriptor
 from cachedaemon_client.inflate import STORED, inflate
 from cachedaemon_client.member_table import (
     CRC_KNOWN,
@@ -25,12 +26,11 @@ from cachedaemon_client.member_table import (
     Members,
     StaleTable,
     Table,
-    close_map,
     position,
     unpack_hot,
 )
 
-__all__ = ["Damaged", "MemberReader", "Members", "StaleTable", "Truncated"]
+__all__ = ["Damaged", "Ended", "MemberReader", "Members", "StaleTable", "Truncated"]
 
 _CLOSED = (b"", (0,), 0, -1)
 _MOST = 1 << 30  # bytes asked of one pread: the kernel gives at most 2 GiB - 4096 at once
@@ -44,29 +44,34 @@ class Damaged(OSError):
     """A compressed member does not inflate to the bytes that the archive announced."""
 
 
+class Ended(ValueError):
+    """The reader was closed."""
+
+
 class MemberReader:
     """Reads the members of the shard that is open at `fd`, from any number of threads.
 
-    `fd` is the lease's descriptor: it stays the caller's, and has to outlive the reader. Raises StaleTable when the
-    table at `table_path` does not fit the shard.
+    `fd` stays the caller's; the reader has a copy of its own, which is closed behind the last read that runs. Raises
+    StaleTable when the table at `table_path` does not fit the shard, OSError when `fd` is not open.
     """
 
     def __init__(self, fd: int, path: str | os.PathLike[str], table_path: str | os.PathLike[str]) -> None:
-        self._fd = fd
+        self._fd: int = Descriptor.copy_of(fd)
         self._path = path
         self._data: mmap.mmap | None = None
-        self._table = Table(fd, table_path)
+        self._table = Table(self._fd, table_path)
         self.members = Members(self._table)
         self._hot: tuple[mmap.mmap | bytes, Sequence[int] | memoryview, int, int]
-        self._hot = (self._table.map, self._table.slots, self._table.slot_count - 1, fd)
+        self._hot = (self._table.map, self._table.slots, self._table.slot_count - 1, self._fd)
 
     def read(self, which: str | int) -> bytes:
         """All bytes of a member, by name or index: one `pread`, inflated where the archive holds it compressed.
 
-        Raises KeyError, IndexError, Truncated, Damaged, and io.UnsupportedOperation for a method that this Python
+        Raises KeyError, IndexError, Truncated, Damaged, Ended, and io.UnsupportedOperation for a method that this Python
         was built without.
         """
         # The usual case on one path without calls of our own: a stored member. All else is `_read`'s.
+        # `fd` is held here while it is read from: see `Descriptor`.
         if which.__class__ is str:
             table, slots, mask, fd = self._hot
             try:
@@ -126,31 +131,32 @@ class MemberReader:
 
     def read_into(self, buffer: memoryview, index: int, offset: int) -> int:
         """Fill a buffer from an offset in the shard, within member `index`; some bytes at least. Raises Truncated."""
-        if self._fd < 0:
-            raise ValueError(f"{self._path} is closed")
-        got = os.preadv(self._fd, [buffer], offset)
+        got = os.preadv(self._open_fd(), [buffer], offset)
         if not got:
             raise self._truncated(index)
         return got
 
     def close(self) -> None:
-        """Let go of the mappings; never fails, and views that are still out stay good."""
+        """Read no more; never fails. Reads that run, names and views that are out keep what they need, and stay good."""
         self._fd = -1
         self._hot = _CLOSED
-        data, self._data = self._data, None
-        if data is not None:
-            close_map(data)
-        self._table.close()
+        self._data = None
 
     def _index(self, which: object) -> int:
-        if self._fd < 0:
-            raise ValueError(f"{self._path} is closed")
+        self._open_fd()
         if not isinstance(which, str):
             return position(operator.index(which), self._table.count)  # type: ignore[arg-type]
         found = self._table.find(which)
         if found < 0:
             raise self._unknown(which)
         return found
+
+    def _open_fd(self) -> int:
+        """The descriptor, which stays open for as long as the caller holds it; raises Ended."""
+        fd = self._fd
+        if fd < 0:
+            raise Ended(f"{self._path} is closed")
+        return fd
 
     def _unknown(self, which: object) -> KeyError:
         return KeyError(f"no member {which!r} in {self._path}")
@@ -191,13 +197,14 @@ class MemberReader:
 
     def _piece(self, index: int, offset: int, length: int) -> bytes:
         self._check(index, offset, length)
-        data = pread(self._fd, min(length, _MOST), offset)
-        return data if len(data) == length else self._in_pieces(index, offset, length)
+        fd = self._open_fd()
+        data = pread(fd, min(length, _MOST), offset)
+        return data if len(data) == length else self._in_pieces(fd, index, offset, length)
 
-    def _in_pieces(self, index: int, offset: int, length: int) -> bytes:
+    def _in_pieces(self, fd: int, index: int, offset: int, length: int) -> bytes:
         pieces = []
         while length:
-            piece = pread(self._fd, min(length, _MOST), offset)
+            piece = pread(fd, min(length, _MOST), offset)
             if not piece:
                 raise self._truncated(index)
             pieces.append(piece)
@@ -217,17 +224,22 @@ class MemberReader:
             self._data = data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         finally:
             os.close(fd)
+        if self._fd < 0:  # closed meanwhile
+            self._data = None
         return data
 
     def _reopen(self) -> int:
-        flags = os.O_RDONLY | os.O_CLOEXEC
+        held, flags = self._open_fd(), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            return os.open(f"/proc/self/fd/{self._fd}", flags)
+            return os.open(f"/proc/self/fd/{held}", flags)
         except OSError:  # no /proc here, or one that hides descriptors
             fd = os.open(self._path, flags)
-        if not os.path.sameopenfile(fd, self._fd):
+        try:
+            if not os.path.sameopenfile(fd, held):
+                raise StaleTable(f"{self._path} is another file by now")  # noqa: TRY301 - it closes
+        except BaseException:
             os.close(fd)
-            raise StaleTable(f"{self._path} is another file by now")
+            raise
         return fd
 
 

@@ -6,14 +6,17 @@ import contextlib
 import fcntl
 import gc
 import io
+import mmap
 import os
 import random
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,6 +198,55 @@ def test_a_file_ends_with_its_reader(archive: Path) -> None:
         file.read()
 
 
+@pytest.mark.parametrize("way", ["read", "view", "open"])
+def test_a_close_during_a_read_gives_no_other_files_bytes(
+    way: str, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread closes the shard just before the system call, and something else gets a descriptor then."""
+    other = archive.with_name("other")
+    other.write_bytes(b"?" * archive.stat().st_size)
+    fd = os.open(archive, os.O_RDONLY)
+    opened: list[int] = []
+    shard = MemberReader(fd, archive, archive.with_name("table"))
+
+    def closed_first(call: Callable[..., Any]) -> Callable[..., Any]:
+        def after(*given: Any, **named: Any) -> Any:
+            if not opened:
+                opened.append(-1)
+                thread = threading.Thread(target=closing)
+                thread.start()
+                thread.join()
+            return call(*given, **named)
+
+        return after
+
+    def closing() -> None:
+        shard.close()
+        os.close(fd)
+        opened.extend(os.open(other, os.O_RDONLY) for _ in range(4))
+
+    file = shard.open("stored/5000.bin")
+    monkeypatch.setattr("cachedaemon_client.members.pread", closed_first(os.pread))
+    monkeypatch.setattr("cachedaemon_client.members.os.preadv", closed_first(os.preadv))
+    monkeypatch.setattr("cachedaemon_client.members.os.open", closed_first(os.open))
+    got = file.read(5000) if way == "open" else bytes(getattr(shard, way)("stored/5000.bin"))
+    monkeypatch.undo()
+    assert got == MEMBERS["stored/5000.bin"]
+    for number in opened[1:]:
+        os.close(number)
+    with pytest.raises(ValueError, match="closed"):
+        shard.read("stored/5000.bin")
+
+
+def test_names_stay_good_after_close(archive: Path) -> None:
+    with reader(archive, archive.with_name("table")) as shard:
+        members = shard.members
+    archive.with_name("table").unlink()
+    gc.collect()
+    assert list(members) == list(MEMBERS)
+    assert "stored/1.bin" in members
+
+
 def test_close_does_not_mind_a_view_and_the_view_stays_good(archive: Path) -> None:
     with reader(archive, archive.with_name("table")) as shard:
         view = shard.view("stored/5000.bin")
@@ -286,18 +338,75 @@ def test_every_flip_in_the_header_is_noticed(archive: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("bits", [0x80, pytest.param(0xFF, marks=pytest.mark.slow)])
-def test_a_flip_behind_the_header_never_reaches_beyond_shard_or_table(bits: int, archive: Path) -> None:
-    """Only errors of the documented kinds come out."""
+@pytest.mark.parametrize("bits", [0x80, 0xFF])
+def test_every_flip_behind_the_header_is_noticed(bits: int, archive: Path) -> None:
+    """A wrong offset would give another member's bytes without a word."""
     table = archive.with_name("table")
     data = table.read_bytes()
     for at in range(HEADER_SIZE, len(data)):
         table.write_bytes(data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :])
+        with pytest.raises(StaleTable, match="CRC"), reader(archive, table):
+            pass
+    table.write_bytes(data)
+    with reader(archive, table) as shard:
+        assert shard.read("stored/5000.bin") == MEMBERS["stored/5000.bin"]
+
+
+def sealed(table: bytes) -> bytes:
+    """The same table with the CRC that its content has."""
+    return Header.unpack(table)._replace(crc=zlib.crc32(table[HEADER_SIZE:])).pack() + table[HEADER_SIZE:]
+
+
+@pytest.mark.parametrize("bits", [0x80, pytest.param(0xFF, marks=pytest.mark.slow)])
+def test_what_a_table_says_never_reaches_beyond_shard_or_table(bits: int, archive: Path) -> None:
+    """Only errors of the documented kinds come out, whoever wrote the table."""
+    table = archive.with_name("table")
+    data = table.read_bytes()
+    for at in range(HEADER_SIZE, len(data)):
+        table.write_bytes(sealed(data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]))
         with reader(archive, table) as shard:
             for number, name in enumerate(MEMBERS):
                 for way, which in ((shard.read, name), (shard.view, number)):
                     with contextlib.suppress(StaleTable, Damaged, Truncated, KeyError, io.UnsupportedOperation):
                         way(which)
+
+
+def test_a_large_table_is_mapped_and_its_crc_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_of({f"{number:0200x}": b"%d" % number for number in range(1500)}))
+    index(tmp_path / "a.zip", tmp_path / "table")
+    checked: dict[tuple[int, ...], None] = {}
+    monkeypatch.setattr("cachedaemon_client.member_table._checked", checked)
+    for _ in range(2):
+        with reader(tmp_path / "a.zip", tmp_path / "table") as shard:
+            assert isinstance(shard.members._table.map, mmap.mmap)
+            assert shard.read(f"{77:0200x}") == b"77"
+        assert len(checked) == 1
+    data = bytearray((tmp_path / "table").read_bytes())
+    data[HEADER_SIZE] ^= 1
+    with (tmp_path / "table").open("r+b") as file:  # in place: the file stays the same, its times do not
+        file.write(data)
+    with pytest.raises(StaleTable, match="CRC"), reader(tmp_path / "a.zip", tmp_path / "table"):
+        pass
+
+
+def test_a_small_table_that_is_cut_while_it_is_open_ends_nobody(archive: Path) -> None:
+    """Were it mapped, the process would die by SIGBUS."""
+    with reader(archive, archive.with_name("table")) as shard:
+        os.truncate(archive.with_name("table"), 0)
+        assert shard.read("stored/5000.bin") == MEMBERS["stored/5000.bin"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "empty"])
+def test_what_is_no_table_file_stops_nobody(kind: str, archive: Path) -> None:
+    place = archive.with_name("other")
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.touch()
+    with pytest.raises(StaleTable), reader(archive, place):
+        pass
 
 
 # ---- shards that do not fit any more
