@@ -73,8 +73,8 @@ class ShardCache(Local[Plan]):
         if shard is None:
             shard = await self.acquire(key)
             self.moved(key)
-        if self._plans_lapsed:
-            await self._mend_plans(shard)
+        if self._is_other:
+            await self._mend(shard)
         return shard
 
     def _missed(self, key: str) -> Shard:  # noqa: ARG002
@@ -154,29 +154,26 @@ class ShardCache(Local[Plan]):
     async def _greet(self) -> None:
         """Read what the daemon is. Who wants to know at the same time shares one answer."""
         if self._greeting is None or self._greeting.done():
-            self._greeting = asyncio.get_running_loop().create_task(self._hello())
+            self._greeting = asyncio.get_running_loop().create_task(self._hello(self.wait, self.wait))
             self._greeting.add_done_callback(lambda task: task.cancelled() or task.exception())
         greeting = self._greeting
         await asyncio.wait({greeting})
         greeting.result()
 
-    async def _hello(self) -> None:
+    async def _hello(self, wait: float, renewal: float) -> None:
         """Read what the daemon is; make the plans again when it is another one than before."""
-        hello, generation, link = await self._exchange("GET", "/v1/hello")
+        hello, generation, link = await self._exchange("GET", "/v1/hello", wait=wait)
         self._keep(link)
         self.adopt(hello, generation)
-        await self._renew_plans(self.wait)
-
-    async def _renew_plans(self, wait: float) -> None:
-        self._plans_lapsed = False
         for plan in self._running:
-            await plan.renew(wait)
+            await plan.renew(renewal)
 
-    async def _mend_plans(self, shard: Shard) -> None:
-        """Make plans again for another daemon, on the way of a shard that is leased already."""
+    async def _mend(self, shard: Shard) -> None:
+        """Greet another daemon and make the plans again, on the way of a shard that is leased already."""
+        self._is_other = False
         try:
             with self.mending():
-                await self._renew_plans(min(self.wait, RENEWAL))
+                await self._hello(0.0, min(self.wait, RENEWAL))
         except BaseException:
             shard.close()
             raise

@@ -127,21 +127,21 @@ class ShardCache(Local[Plan]):
 
     def _greet(self) -> None:
         """Read what the daemon is; make the plans again when it is another one than before."""
+        self._hear(self.wait, self.wait)
+
+    def _hear(self, wait: float, renewal: float) -> None:
         link = self._link()
-        self.adopt(call(link, "GET", "/v1/hello", wait=self.wait, source=self.source), link.generation)
-        self._renew_plans(self.wait)
+        self.adopt(call(link, "GET", "/v1/hello", wait=wait, source=self.source), link.generation)
+        for plan in self._running:
+            plan.renew(renewal)
 
     def _report(self) -> None:
-        """Tell of the uses; when the daemon turns out to be another one, make the plans again."""
+        """Tell of the uses; when the daemon turns out to be another one, greet it and make the plans again."""
         super()._report()
-        if self._plans_lapsed:
+        if self._is_other:
+            self._is_other = False
             with self.mending():
-                self._renew_plans(min(self.wait, RENEWAL))
-
-    def _renew_plans(self, wait: float) -> None:
-        self._plans_lapsed = False
-        for plan in self._running:
-            plan.renew(wait)
+                self._hear(0.0, min(self.wait, RENEWAL))
 
     def _link(self) -> Connection:
         """A connection of this thread that nothing is under way on.

@@ -64,7 +64,7 @@ class Local(Generic[P]):
         self._uses = self._reporter.uses
         self._due = self._reporter.due
         self._shards = WHOLE
-        self._plans_lapsed = False
+        self._is_other = False
 
     def open(self, key: str) -> Shard:
         """Lease a shard, waiting until it is local. Use it in a `with` block, or close it.
@@ -190,7 +190,9 @@ class Local(Generic[P]):
     def adopt(self, hello: dict[str, Any], generation: str | None) -> None:
         """Take what the daemon answered to `hello`. Raises `SourceUnknown`."""
         self._generation = self._heard = self._reporter.generation = generation
+        self._is_other = False
         if self.source not in hello["sources"]:
+            self._see(None)
             allowed = ", ".join(sorted(hello["sources"])) or "none"
             message = f"the daemon has no source {self.source!r}; it has: {allowed}"
             raise SourceUnknown(message, code="unknown_source", source=self.source)
@@ -206,13 +208,17 @@ class Local(Generic[P]):
         self._paths = {}
 
     def _report(self) -> None:
-        """Tell of the uses; what the answer to an earlier report says may make what is known doubtful."""
+        """Tell of the uses; what the answer to an earlier report says may make what is known doubtful.
+
+        The word on the disk is taken at once. Only the daemon itself can say whether that folder is still its own: it is
+        greeted before long (`_is_other`).
+        """
         self._reporter.flush()
         heard = self._reporter.generation
         if heard is not None and heard != self._heard:
             self._heard = heard
-            self._plans_lapsed = bool(self._running)
-            if self._view is not None:  # the daemon's word on the disk: a hit waits for no answer
+            self._is_other = self._view is not None or bool(self._running)
+            if self._view is not None:
                 self._see(view.from_folder(self._view.folder, self._view))
 
     # ---- plans
@@ -243,7 +249,7 @@ class Local(Generic[P]):
 
     @contextlib.contextmanager
     def mending(self) -> Iterator[None]:
-        """Plans are made again on the way of a hit, which does not fail with them.
+        """The daemon is greeted, and plans are made again, on the way of a hit, which does not fail with them.
 
         A daemon that has gone again is told when it answers next; one that refuses says why to the next `acquire`.
         """

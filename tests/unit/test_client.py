@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import errno
 import gc
@@ -28,6 +29,7 @@ from cachedaemon_client import ShardCache, aio, errors, places, view
 from cachedaemon_client.connection import Connection, Pause, call
 from cachedaemon_client.folder import OpenFolder
 from cachedaemon_client.plan import Plan
+from tests.fakes.waiting import until
 from tests.unit.scripted import Said, answer, error, scripted
 
 PACKAGE = Path(cachedaemon_client.__file__).parent
@@ -271,6 +273,64 @@ def test_a_folder_of_another_daemon_is_not_used_for_a_path(folder: Path) -> None
     assert not one.serves(str(folder / "b"))
     (folder / "a").rmdir()
     assert not one.serves(str(folder / "a"))
+
+
+def opened_by(one: Any, key: str) -> str:
+    """Where a shard is opened, once the next report is due."""
+
+    async def wait() -> str:
+        async with one.open(key) as shard:
+            return str(shard.path)
+
+    one._reporter.due[0] = one._reporter._again = 0.0
+    if isinstance(one, aio.ShardCache):
+        return asyncio.run(wait())
+    with one.open(key) as shard:
+        return str(shard.path)
+
+
+@pytest.mark.parametrize("kind", [ShardCache, aio.ShardCache])
+def test_another_daemon_s_folder_is_noticed_by_hits(folder: Path, kind: Any) -> None:
+    """It listens at the same socket; the folder of the one before vouches for itself still."""
+    for name in "ab":
+        path = folder / name
+        (path / "shards/s").mkdir(parents=True)
+        (path / "shards/s/key").write_bytes(b"bytes")
+        seen = path.stat()
+        vouch(path, format=1, boot_id=places.boot_id(), device=seen.st_dev, inode=seen.st_ino)
+
+    def daemon(said: Said) -> bytes:
+        return (
+            answer(200, hello(folder / serving[0]), serving[0])
+            if said.target == "/v1/hello"
+            else answer(204, None, serving[0])
+        )
+
+    one, serving = kind("s", socket=folder / "sock", wait=5), ["a"]
+    with scripted(folder / "sock", daemon):
+        assert opened_by(one, "key") == f"{folder}/a/shards/s/key"
+        serving[0] = "b"
+        until(lambda: opened_by(one, "key") == f"{folder}/b/shards/s/key", 10)
+    assert opened_by(one, "key") == f"{folder}/b/shards/s/key", "the daemon has gone: a hit goes on"
+    one._reporter._drop()
+
+
+def test_another_daemon_without_the_source_is_noticed_by_hits(cache: Path) -> None:
+    (cache / "shards/s").mkdir(parents=True)
+    (cache / "shards/s/key").write_bytes(b"bytes")
+    hellos = {"a": hello(cache), "b": hello(cache) | {"sources": {}}}
+    one, serving = ShardCache("s", socket=cache / "sock", wait=5), ["a"]
+    with scripted(cache / "sock", lambda _: answer(200, hellos[serving[0]], serving[0])):
+        opened_by(one, "key")
+        serving[0] = "b"
+
+        def is_noticed() -> bool:
+            with contextlib.suppress(errors.SourceUnknown):
+                return not opened_by(one, "key")
+            return True
+
+        until(is_noticed, 10)
+        one.close()
 
 
 # --- plans
