@@ -84,15 +84,24 @@ class Directory:
     def _renew(self, sources: Sequence[SourceMark]) -> list[start.Went]:
         for source in sources:
             start.make_source(self.layout, self.modes, source.name)
-        gone = [
-            went
-            for source in self.outdated(sources)
-            for went in start.renew_source(self.layout, source.name, source.digest, self.numbers)
-        ]
+        outdated = self.outdated(sources)
+        try:
+            gone = [
+                went
+                for source in outdated
+                for went in start.renew_source(self.layout, source.name, source.digest, self.numbers)
+            ]
+            self._vouch(sources)
+        except BaseException:
+            for source in outdated:  # the configuration before stays in force: no mark may vouch for what it brings now
+                start.unmark(self.layout, source.name)
+            raise
+        return gone
+
+    def _vouch(self, sources: Sequence[SourceMark]) -> None:
         archives = {source.name: source.archives for source in sources}
         direct = [source.name for source in sources if source.direct]
         start.vouch(self.layout, self.modes, archives, direct, self.numbers)
-        return gone
 
     def is_whole(self, sources: Sequence[SourceMark]) -> bool:
         """Whether nobody removed the directory, or a part of what the daemon made in it."""

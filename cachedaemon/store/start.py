@@ -184,6 +184,12 @@ def mark(layout: Layout, source: str, digest: str, numbers: Numbers) -> None:
     disk.replace_file(_mark(layout, source), digest, layout.staging(numbers.next()), Modes(0o600, 0o700, None))
 
 
+def unmark(layout: Layout, source: str) -> None:
+    """By which configuration its shards come is not known: the next start, or reload, lets them go."""
+    with contextlib.suppress(OSError):
+        disk.unlink(_mark(layout, source))
+
+
 def _mark(layout: Layout, source: str) -> str:
     return f"{layout.root}/meta/{source}/.source"
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedaemon.errors import StartError
+from cachedaemon.errors import NoSpace, StartError
 from cachedaemon.model import Meta, Need, Ref
 from cachedaemon.store import SourceMark, disk, removal, start
 from cachedaemon.store.layout import Layout, Modes
@@ -229,6 +229,25 @@ async def test_another_digest_of_a_source_takes_its_shards_and_no_others(folder:
     os.unlink(root / "meta/t/.source")
     async with opened(root, changed, other) as (_, found):
         assert found.found == []
+
+
+@LOOP
+async def test_a_renewal_that_fails_vouches_for_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration before stays in force and brings more: no later start may take that for the new one's."""
+    new = SourceMark("s", "other", "opaque", direct=True)
+    async with opened(folder) as (store, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(start, "vouch", _no_space)
+            with pytest.raises(NoSpace):
+                await store.renew([new])
+        await publish(store, "a")
+        assert await store.outdated([new]) == ["s"]
+    async with opened(folder, new) as (_, found):
+        assert found.found == []
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @LOOP
