@@ -57,8 +57,8 @@ class Decoder:
             return b"", rest[self._next_member(part) :]
         plain = self._decoded(part, most)
         self._reach = min(PIECE, 2 * self._reach)
-        left = len(self._member.unused_data) + len(self._member.unconsumed_tail)
-        return plain, rest[len(part) - left :]
+        left = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+        return plain, rest[len(part) - len(left) :]
 
     def _decoded(self, data: Piece, most: int = PIECE) -> bytes:
         try:

@@ -212,6 +212,8 @@ def _said(cause: Exception) -> str:
         return "the origin closed the connection without an answer"
     if isinstance(cause, aiohttp.ClientConnectorError):
         return f"the origin cannot be reached: {cause.os_error.strerror or 'no connection'}"
+    if isinstance(cause, aiohttp.ClientPayloadError):
+        return "the connection ended within the body, or the body is malformed"
     return f"the connection to the origin failed ({type(cause).__name__})"
 
 

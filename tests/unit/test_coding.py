@@ -49,6 +49,16 @@ async def test_pieces_may_be_cut_anywhere(size: int) -> None:
     assert await plain(coded, size) == DATA
 
 
+@pytest.mark.parametrize("size", [100, 1000, 1 << 20])
+async def test_members_that_grow_a_thousandfold_come_whole_and_a_mib_at_a_time(size: int) -> None:
+    """What follows a member is not lost where its last bytes did not fit into the batch before."""
+    member = gzip.compress(bytes((3 << 20) + 5), 9)
+    batches = [batch async for batch in decoded("gzip", "k.tar", pieces_of(member * 4, size))]
+    sizes = [sum(map(len, batch)) for batch in batches]
+    assert sum(sizes) == 4 * ((3 << 20) + 5)
+    assert max(sizes) <= PIECE
+
+
 async def test_small_members_come_out_together() -> None:
     coded = b"".join(gzip.compress(bytes([value % 256])) for value in range(20_000))
     batches = [batch async for batch in decoded("gzip", "k.tar", pieces_of(coded, PIECE))]
