@@ -148,31 +148,41 @@ class Catalog:
         """The regular file that a member is or leads to; None for a folder, or for a link to nothing."""
         found: Entry | None = entry
         if entry.kind == SYMLINK:
-            found = self._paths.get(self._follow(entry))
+            path = self._follow(entry)
+            found = None if path is None else self._paths.get(path)
         if found is not None and found.kind == HARDLINK:
             found = self._paths[found.target]
         return found
 
-    def _follow(self, link: Entry) -> bytes:
-        """The path at which a link ends, walked segment by segment as the kernel does it."""
+    def _follow(self, link: Entry) -> bytes | None:
+        """The path at which a link ends, walked segment by segment as the kernel does it.
+
+        None where the walk goes on behind what is no folder, be it only by `..`, `.` or a last `/`: such a link leads to
+        nothing (path_resolution(7)). It is walked to its end all the same, since it may lead out.
+        """
         done = link.path.split(b"/")[:-1]
         todo = link.target.split(b"/")[::-1]
-        hops = 1
+        hops, in_folder, lost = 1, True, False
         while todo:
             segment = todo.pop()
+            lost = lost or not in_folder
             if segment in (b"", b"."):
                 continue
             if segment == b"..":
                 if not done:
                     raise bad("link-escape", link.path, "the link leads out of the archive")
                 done.pop()
+                in_folder = True
                 continue
             done.append(segment)
-            there = self._paths.get(b"/".join(done))
+            path = b"/".join(done)
+            there = self._paths.get(path)
+            in_folder = there is None and path in self._paths
             if there is not None and there.kind == SYMLINK:
                 hops += 1
                 if hops > _HOPS:
                     raise bad("link-escape", link.path, f"a loop, or a chain of more than {_HOPS} links")
                 done.pop()
+                in_folder = True
                 todo.extend(there.target.split(b"/")[::-1])
-        return b"/".join(done)
+        return None if lost else b"/".join(done)

@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import xxhash
 
@@ -218,12 +217,21 @@ def unlink(path: str) -> None:
 def read_meta(place: str) -> Meta | None:
     """The meta file; None where there is none that can be read as one: after a power cut it may be empty or lost."""
     try:
-        said = json.loads(Path(place).read_bytes())
+        said = json.loads(read_regular(place))
         meta = Meta(**{**said, "validators": Validators(**said["validators"])})
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     kinds = ((meta.key, str), (meta.digest, str), (meta.size, int), (meta.blocks, int), (meta.inodes, int))
     return meta if all(isinstance(value, kind) for value, kind in kinds) else None
+
+
+def read_regular(place: str) -> bytes:
+    """A small file's bytes; OSError, also for anything but a regular file: a FIFO would stop whoever reads it."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", place)
+        return file.read()
 
 
 def fits(said: Meta, seen: os.stat_result) -> bool:

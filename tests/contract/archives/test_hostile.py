@@ -265,6 +265,41 @@ def test_links_within_the_archive_are_members_too(tmp_path: Path) -> None:
         )
 
 
+WALKS = (
+    "nodir/../a",
+    "a/../a",
+    "a/.",
+    "a/",
+    "d/f/..",
+    "d/f/../f",
+    "nodir/../l/f",
+    "to_a/",
+    "to_a/../a",
+    "to_d/nodir/../f",
+)
+RIGHT_WALKS = ("a", "./a", "d/../a", "d/./f", "d//f", "to_d/f", "to_d/../a", "to_d/./f", "to_d//f", "to_a")
+
+
+def test_a_link_that_walks_through_what_is_no_folder_is_no_member(tmp_path: Path) -> None:
+    """Read in place as unpacked, where the kernel walks."""
+    links = {f"l{number}": target for number, target in enumerate((*WALKS, *RIGHT_WALKS))}
+    base = (("a", b"A"), ("d/f", b"F"), link("to_a", "a"), link("to_d", "d"))
+    (tmp_path / "a.tar").write_bytes(tar_of(*base, *(link(*one) for one in links.items())))
+    index(tmp_path / "a.tar", tmp_path / "table")
+    unpack(tmp_path / "a.tar", tmp_path / "folder")
+    with reader(tmp_path / "a.tar", tmp_path / "table") as shard:
+        walked = {name: tmp_path / "folder" / name for name in ("a", "d/f", "to_a", "to_d", *links)}
+        there = {name: path.read_bytes() for name, path in walked.items() if path.is_file()}
+        assert {name: shard.read(name) for name in shard.members} == there
+        assert {links[name] for name in links if name in shard.members} == set(RIGHT_WALKS)
+
+
+@pytest.mark.parametrize("target", ["nodir/../../a", "a/../../x"])
+def test_a_link_to_nothing_that_leads_out_is_refused(target: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of(("a", b"A"), link("l", target)))
+    assert refusal(tmp_path / "a.tar", tmp_path) == ("link-escape", "link-escape")
+
+
 def test_a_link_in_a_zip_is_a_link(tmp_path: Path) -> None:
     buffer = io.BytesIO(zip_with("l", 0o120777, b"a.bin"))
     with zipfile.ZipFile(buffer, "a") as archive:
