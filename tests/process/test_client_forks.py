@@ -166,7 +166,7 @@ thread = threading.Thread(target=lambda: say(child()))
 thread.start(); thread.join()
 say(subprocess.run([sys.executable, "-c", "import os; print(os.listdir('/proc/self/fd'))"], stdout=subprocess.DEVNULL).returncode)
 if (pid := os.fork()) == 0:
-    os.execv(sys.executable, [sys.executable, "-c", "input()"])
+    os.execv(sys.executable, [sys.executable, "-c", "import signal; signal.pause()"])
 say(shard.closed)
 hear()
 shard.close()
