@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
+from functools import partial
 
 from cachedaemon.archives.workers import Workers
 from cachedaemon.arrival import Arrival, Arrived, digest_of, is_indexed
@@ -249,18 +250,18 @@ class Cache:
                 async with attempt, contextlib.AsyncExitStack() as till_the_end:
                     await self._wanted(flight)
                     async with self.turns.turn(flight) as part, source.origin.open(ref.key) as stream:
-                        staged = await till_the_end.enter_async_context(self._staging(ref.source))
-                        landing = Landing(self._store, staged, flight, self._metrics, self.ledger.caps.max_bytes)
+                        stage = partial(till_the_end.enter_async_context, self._staging(ref.source))
+                        landing = Landing(self._store, stage, flight, self._metrics, self.ledger.caps.max_bytes)
                         async with contextlib.aclosing(landing.needs(stream, part)) as needs:
                             async for need in needs:
                                 await self._reserve(flight, need)
                         self._metrics.fetch.labels(ref.source).observe(time.monotonic() - began)
-                    arrival = Arrival(self._store, self._workers, self._metrics, flight, staged)
+                    arrival = Arrival(self._store, self._workers, self._metrics, flight, landing.staged)
                     async with contextlib.aclosing(arrival.needs(source.settings)) as needs:
                         async for need in needs:
                             await self.room.reserve(flight, need)
                     meta = arrival.result.meta(ref, stream.validators)
-                    published = await self._store.publish(ref, staged, arrival.result.sealed, meta)
+                    published = await self._store.publish(ref, landing.staged, arrival.result.sealed, meta)
                     promises = self._commit(flight, arrival.result, published)
                     log.debug("%s is here: %d bytes, %.2f s", ref, meta.size, time.monotonic() - began)
         except CacheDaemonError as cause:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -198,11 +198,18 @@ def pause(failed: int, cause: CacheDaemonError) -> float:
 
 
 class Landing:
-    """Bytes on their way from an origin to staging. `needs` yields how much room is needed in all, before it is used."""
+    """Bytes on their way from an origin to staging. `needs` yields how much room is needed in all, before it is used.
 
-    def __init__(self, store: Store, staged: Staged, flight: Flight, metrics: Metrics, most: int) -> None:
+    `stage` makes the file, once a size that is announced has its room: what is too large is refused before.
+    """
+
+    def __init__(
+        self, store: Store, stage: Callable[[], Awaitable[Staged]], flight: Flight, metrics: Metrics, most: int
+    ) -> None:
         self._store = store
-        self._staged = staged
+        self._stage = stage
+        self.staged: Staged
+        """The file, once it is made."""
         self._flight = flight
         self._bytes = metrics.origin_bytes.labels(flight.ref.source)
         self._most = most
@@ -215,7 +222,9 @@ class Landing:
         size = stream.size
         if size is not None:
             yield Need(blocks(size), INODES)
-            await self._store.expect(self._staged, size)
+        staged = self.staged = await self._stage()
+        if size is not None:
+            await self._store.expect(staged, size)
         self._flight.growing = size is None
         room = 0
         self._flight.size = size
@@ -223,19 +232,19 @@ class Landing:
             count = sum(len(piece) for piece in pieces)
             self._bytes.inc(count)
             await part.take(count)
-            after = self._staged.size + count
+            after = staged.size + count
             if size is None and after > room:
                 room = self._more(after)
                 yield Need(blocks(room), INODES)
             elif size is not None and after > size:
                 raise Cut(f"{self._flight.ref}: got over {size} bytes, which the origin announced")
-            await self._store.write(self._staged, pieces)
-            self._flight.written = self._flight.arrived = self._staged.size
-        if size is not None and self._staged.size != size:
-            raise Cut(f"{self._flight.ref}: got {self._staged.size} of {size} bytes")
+            await self._store.write(staged, pieces)
+            self._flight.written = self._flight.arrived = staged.size
+        if size is not None and staged.size != size:
+            raise Cut(f"{self._flight.ref}: got {staged.size} of {size} bytes")
 
     def _more(self, least: int) -> int:
-        step = min(STEP_MOST, max(STEP_LEAST, self._staged.size // 4))
+        step = min(STEP_MOST, max(STEP_LEAST, self.staged.size // 4))
         target = least + step
         most = self._most // BLOCK * BLOCK - BLOCK  # so much fits, rounded up to blocks and with an extent tree
         return max(least, min(target, most)) if self._most else target
