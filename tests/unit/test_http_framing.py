@@ -35,7 +35,7 @@ async def serving(*parts: bytes, then: bytes = b"") -> AsyncIterator[str]:
                 writer.write(part)
                 await writer.drain()
                 await asyncio.sleep(BETWEEN)
-            while then and not reader.at_eof():
+            while then and not (reader.at_eof() or writer.is_closing()):
                 writer.write(then)
                 await writer.drain()
                 await asyncio.sleep(BETWEEN)
