@@ -73,13 +73,13 @@ class Local(Generic[P]):
         """
         try:
             name, path, folder = self._paths[key]
-            descriptor, opened = take(name, folder.descriptor)
+            shard = Shard(self, key, path, True)
+            shard._descriptor, shard._stat = take(name, folder.descriptor)  # noqa: SLF001 - see `Shard`
         except (KeyError, Gone, Busy):
             pass
         except OSError as cause:
             raise self._unusable(key, cause) from None
         else:
-            shard = Shard(self, key, path, descriptor, opened, True)
             for plan in self._running:
                 if plan.ahead == key:
                     plan.advance()
@@ -148,15 +148,16 @@ class Local(Generic[P]):
         if path.rpartition("/")[2] != name_of(key):
             message = f"{self.source}/{key}: the answer is another shard's: {path}"
             raise CacheError(message, code="astray", source=self.source, key=key, retryable=True)
+        shard = Shard(self, key, path, said["result"] == "hit")
         try:
-            descriptor, opened = take(path)
+            shard._descriptor, shard._stat = take(path)  # noqa: SLF001 - see `Shard`
         except (Gone, Busy):
             return None
         except OSError as cause:
             raise self._unusable(key, cause) from None
         if self._shards.is_stale:
             self._paths.clear()  # somebody removed the folder: it is opened anew with the next hit
-        return Shard(self, key, path, descriptor, opened, said["result"] == "hit")
+        return shard
 
     def _here(self, path: str, key: str | None = None) -> str:
         """A path of the daemon's, as this process sees it; `LocksNotShared` where a lease would protect nothing."""

@@ -56,26 +56,22 @@ T = TypeVar("T")
 
 
 class Shard:
-    """A lease on one shard, and what can be done with it. The lease ends with `close`, the block, or the process."""
+    """A lease on one shard, and what can be done with it. The lease ends with `close`, the block, or the process.
+
+    It is made before the lease is taken, and given `_descriptor` and `_stat` by the statement that takes it: a signal
+    handler that raises in between, such as Ctrl-C, finds no lease that nobody would end.
+    """
 
     __slots__ = ("__weakref__", "_cache", "_descriptor", "_epoch", "_lock", "_place", "_reader", "_stat", "hit", "key")
 
-    def __init__(  # noqa: PLR0913, PLR0917 - made in one place, for every hit
-        self,
-        cache: Local[Any],
-        key: str,
-        place: str,
-        descriptor: int,
-        opened: stat_result,
-        hit: bool,  # noqa: FBT001
-    ) -> None:
+    def __init__(self, cache: Local[Any], key: str, place: str, hit: bool) -> None:  # noqa: FBT001 - one place makes it
         self._epoch = alive[0]
-        self._descriptor = descriptor
+        self._descriptor = CLOSED
         self._reader: MemberReader | None = None
         self._lock: threading.RLock | None = None
         self._cache = cache
         self._place = place
-        self._stat = opened
+        self._stat: stat_result
         self.key = key
         self.hit = hit
         """Whether it was local when it was asked for."""

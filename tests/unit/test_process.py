@@ -35,8 +35,9 @@ def shard(folder: Path) -> Iterator[Path]:
 
 
 def opened(path: Path) -> Shard:
-    descriptor, seen = lease.take(str(path))
-    return Shard(CACHE, path.name, str(path), descriptor, seen, True)
+    shard = Shard(CACHE, path.name, str(path), True)
+    shard._descriptor, shard._stat = lease.take(str(path))
+    return shard
 
 
 def locked(path: Path) -> bool:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from cachedaemon_client import lease, process
 from cachedaemon_client.errors import DaemonUnavailable
+from cachedaemon_client.folder import OpenFolder
+from cachedaemon_client.local import Local
 from cachedaemon_client.members import MemberReader
 from cachedaemon_client.shard import Shard
 from tests.contract.archives.running import index, zip_of
@@ -27,6 +33,7 @@ class Source:
     archives = "index"
 
     def __init__(self, folder: Path) -> None:
+        self.root = folder
         self.place = folder / "shards" / "s" / KEY
         self.table = folder / "members" / "s" / KEY
         self.place.parent.mkdir(parents=True)
@@ -46,8 +53,9 @@ class Source:
         beside.rename(self.place)
 
     def open(self) -> Shard:
-        descriptor, seen = lease.take(str(self.place))
-        return Shard(self, KEY, str(self.place), descriptor, seen, True)  # type: ignore[arg-type]
+        shard = Shard(self, KEY, str(self.place), True)  # type: ignore[arg-type]
+        shard._descriptor, shard._stat = lease.take(str(self.place))
+        return shard
 
     def renew(self, key: str) -> Shard:
         assert key == KEY
@@ -217,10 +225,38 @@ def test_a_lease_that_was_closed_by_its_number_is_closed_without_an_error(source
     assert shard.closed
 
 
-def test_a_shard_that_was_never_made_is_collected_without_an_error(source: Source) -> None:
-    """As when a signal handler raises at the first line of `__init__`. Warnings of the collector are errors here."""
-    shard = Shard.__new__(Shard)
-    del shard
+def test_an_interrupt_at_any_call_while_a_shard_is_opened_leaves_no_lease(source: Source) -> None:
+    """Signal handlers run where functions begin, that of Ctrl-C raises. Errors of the collector are errors here."""
+    cache: Local[Any] = Local("s", socket=source.root / "none", cache_dir=source.root)
+    cache._paths["a.zip"] = (KEY, str(source.place), OpenFolder.of(str(source.place.parent)))
+    cache.open("a.zip").close()
+    reached = [interrupted(number, lambda: cache.open("a.zip")) for number in range(1, 4)]
+    gc.collect()
+    assert source.leases() == 0
+    assert reached == ["open", "__init__", "take"]
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupted(number: int, work: Callable[[], object]) -> str:
+    """The function that began as this number within a work, and was interrupted there."""
+    where: list[str] = []
+
+    def trace(frame: FrameType, _: str, __: object) -> None:
+        where.append(frame.f_code.co_name)
+        if len(where) == number + 1:  # the first is that of `work` itself
+            raise Interrupt
+
+    sys.settrace(trace)
+    try:
+        work()
+    except Interrupt:
+        return where[-1]
+    finally:
+        sys.settrace(None)
+    return ""
 
 
 def test_views_and_files_hold_no_lock(source: Source) -> None:
