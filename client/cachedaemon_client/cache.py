@@ -13,7 +13,7 @@ from cachedaemon_client import process
 from cachedaemon_client.connection import TELL, Connection, call
 from cachedaemon_client.errors import CacheError
 from cachedaemon_client.job import Job
-from cachedaemon_client.local import Local
+from cachedaemon_client.local import ASTRAY, Local
 from cachedaemon_client.plan import Plan
 from cachedaemon_client.ready import as_ready
 from cachedaemon_client.shard import Shard
@@ -84,8 +84,9 @@ class ShardCache(Local[Plan]):
             if self.is_stale(link.generation):
                 self._greet()
             return self.lease(said, key)
-        except CacheError:
-            link.close()  # were it an answer late, it would stay so
+        except CacheError as cause:
+            if cause.code == ASTRAY:
+                link.close()  # were it an answer late, it would stay so
             raise
         finally:
             if not lasting:

@@ -20,6 +20,8 @@ from cachedaemon_client.view import View
 
 PATHS = 1 << 17
 """Paths that are remembered at the most."""
+ASTRAY = "astray"
+"""Code of the error that an answer is another call's."""
 LONGEST_WAIT = 7 * 86400.0
 """Seconds: what the daemon allows."""
 
@@ -147,7 +149,7 @@ class Local(Generic[P]):
         path = self._here(said["path"], key)
         if path.rpartition("/")[2] != name_of(key):
             message = f"{self.source}/{key}: the answer is another shard's: {path}"
-            raise CacheError(message, code="astray", source=self.source, key=key, retryable=True)
+            raise CacheError(message, code=ASTRAY, source=self.source, key=key, retryable=True)
         shard = Shard(self, key, path, said["result"] == "hit")
         try:
             shard._descriptor, shard._stat = take(path)  # noqa: SLF001 - see `Shard`
