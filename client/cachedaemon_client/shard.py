@@ -292,8 +292,11 @@ class Shard:
 
     def __del__(self) -> None:
         """A lease that nobody can end any more ends here."""
-        # A signal handler that raised may have left `__init__` before it noted anything.
-        if getattr(self, "_descriptor", CLOSED) >= 0 and self._epoch == alive[0]:
+        try:
+            is_held = self._descriptor >= 0 and self._epoch == alive[0]
+        except AttributeError:  # a signal handler raised before `__init__` noted anything
+            return
+        if is_held:
             self.close()
             warnings.warn(f"the shard {self.key!r} was never closed", ResourceWarning, stacklevel=2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import io
@@ -289,6 +290,28 @@ def test_no_descriptor_is_left(archive: Path) -> None:
     with pytest.raises(StaleTable), reader(archive, archive):
         pass
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_view_that_cannot_be_made_leaves_no_descriptor(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No /proc, and a disk that fails when the two open files are compared."""
+    real = os.open
+
+    def without_proc(path: str, flags: int) -> int:
+        if path.startswith("/proc"):
+            raise FileNotFoundError(path)
+        return real(path, flags)
+
+    def failing(*_: int) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with reader(archive, archive.with_name("table")) as shard:
+        before = sorted(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr("cachedaemon_client.members.os.open", lambda path, flags: without_proc(str(path), flags))
+            patched.setattr("cachedaemon_client.members.os.path.sameopenfile", failing)
+            with pytest.raises(OSError, match="Input/output"):
+                shard.view("stored/5000.bin")
+        assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 # ---- tables that do not fit
