@@ -15,6 +15,10 @@ from cachedaemon.model import Ref
 from cachedaemon.store import Held
 
 
+UNANSWERED = 5.0
+"""Seconds that a promise lasts at least whose answer has not gone out yet, however short the grace is."""
+
+
 @dataclass(eq=False, slots=True)
 class Promise:
     """One answer's hold on a shard."""
@@ -60,14 +64,17 @@ class Grace:
             self._let_go(held)
         promise = Promise(ref)
         hold.promises.add(promise)
-        self.start(promise)
+        self._run(promise, max(self.seconds, UNANSWERED))
         return promise
 
     def start(self, promise: Promise) -> None:
         """The answer goes out: its time runs from now."""
+        self._run(promise, self.seconds)
+
+    def _run(self, promise: Promise, seconds: float) -> None:
         if promise.timer is not None:
             promise.timer.cancel()
-        promise.timer = asyncio.get_running_loop().call_later(self.seconds, self.end, promise)
+        promise.timer = asyncio.get_running_loop().call_later(seconds, self.end, promise)
 
     def end(self, promise: Promise) -> None:
         """The reader has its own lease, or never will."""

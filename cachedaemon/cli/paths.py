@@ -75,7 +75,7 @@ def _prolong(cache: ShardCache, held: Iterable[Asked]) -> None:
         if time.monotonic() - one.at > FRESH:
             body = {"source": cache.source, "key": one.shard.key, "wait": 0}
             with contextlib.suppress(CacheError):  # the lease went well; this is a courtesy
-                cache.call("POST", "/v1/acquire", body, key=one.shard.key, wait=0)
+                cache.call("POST", "/v1/acquire", body, wait=0)
 
 
 def execute(

@@ -57,7 +57,7 @@ class Decoder:
             return b"", rest[self._next_member(part) :]
         plain = self._decoded(part, most)
         self._reach = min(PIECE, 2 * self._reach)
-        left = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+        left = self._member.unconsumed_tail or self._member.unused_data
         return plain, rest[len(part) - len(left) :]
 
     def _decoded(self, data: Piece, most: int = PIECE) -> bytes:

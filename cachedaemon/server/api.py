@@ -221,8 +221,9 @@ class Api:
 async def _parts(items: list[T]) -> AsyncIterator[list[T]]:
     """All items, few at a time: a request may hold a million, and others get their turn between."""
     for start in range(0, len(items), AT_ONCE):
+        if start:  # a small request is done at once: what comes after it on the connection must not overtake it
+            await asyncio.sleep(0)
         yield items[start : start + AT_ONCE]
-        await asyncio.sleep(0)
 
 
 def _job(job: Job, size: int) -> dict[str, Any]:
