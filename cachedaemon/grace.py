@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from cachedaemon.model import Ref
 from cachedaemon.store import Held
 
-
 UNANSWERED = 5.0
 """Seconds that a promise lasts at least whose answer has not gone out yet, however short the grace is."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -139,26 +141,46 @@ def test_three_leases_held_and_a_fourth_asked_for() -> None:
 
 
 def test_room_goes_in_the_order_of_asking() -> None:
+    """One shard at a time has room: each comes only after the one before has been evicted."""
+    keys = [f"k{number}" for number in range(6)]
     with Origin() as origin, Daemon({"s": origin.url}, max_shards=1, grace="0s") as daemon:
         origin.default(lambda name: origin.put(name, 100_000))
-        ready: list[str] = []
-        threads = []
-        with leases(daemon, "held"):
-            for number in range(6):
-                key = f"k{number}"
-                threads.append(threading.Thread(target=lambda key=key: ready.append(hold_and_tell(daemon, key))))
-                threads[-1].start()
-                until(lambda n=number: daemon.status()["waiters"] == n + 1, 20)
-            assert ready == []
-        for thread in threads:
-            thread.join(60)
-        assert ready == [f"k{n}" for n in range(6)]
+        with arrivals(daemon) as arrived:
+            with leases(daemon, "held"):
+                threads = [threading.Thread(target=daemon.path, args=("s", key), kwargs={"wait": 60}) for key in keys]
+                for number, thread in enumerate(threads):
+                    thread.start()
+                    until(lambda n=number: daemon.status()["waiters"] == n + 1, 20)
+                assert arrived == ["held"]
+            for thread in threads:
+                thread.join(60)
+            until(lambda: len(arrived) == 1 + len(keys), 20)
+        assert arrived == ["held", *keys]
 
 
-def hold_and_tell(daemon: Daemon, key: str) -> str:
-    """One shard at a time has room: it comes only after the one before has been evicted."""
-    daemon.path("s", key, wait=60)
-    return key
+@contextlib.contextmanager
+def arrivals(daemon: Daemon) -> Iterator[list[str]]:
+    """Keys in the order in which the daemon publishes them, as its events tell."""
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(str(daemon.socket))
+    link.sendall(b"GET /v1/events HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    lines, arrived = link.makefile("rb"), list[str]()
+    while not lines.readline().startswith(b": from now on"):
+        pass
+
+    def listen() -> None:
+        kind = b""
+        for line in lines:
+            kind = line if line.startswith(b"event: ") else kind
+            if line.startswith(b"data: ") and kind == b"event: ready\n":
+                arrived.append(json.loads(line[6:])["key"])
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    with link, lines:
+        yield arrived
+        link.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 # ---- transfers that grow
