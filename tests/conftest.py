@@ -42,8 +42,9 @@ else:
 settings.load_profile("tests")
 
 
-# A shell that starts us in the background has SIGINT ignored, and every process below would inherit that.
+# A shell that starts us in the background has SIGINT and SIGQUIT ignored, and every process below would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 # --- skips -------------------------------------------------------------------------------------------------------

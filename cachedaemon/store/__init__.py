@@ -296,10 +296,10 @@ class Store:
         return await to_end(self._background, self._proves, ref, name, digest)
 
     def _proves(self, ref: Ref, name: str, digest: Callable[[str], str]) -> bool:
-        meta = disk.read_meta(self.layout.meta(ref.source, name))
-        if meta is None or meta.key != ref.key:
-            return False
         try:
+            meta = disk.read_meta(self.layout.meta(ref.source, name))
+            if meta is None or meta.key != ref.key:
+                return False
             return digest(self.layout.suspect(ref.source, name)) == meta.digest
         except OSError:
             return False

@@ -214,12 +214,23 @@ def unlink(path: str) -> None:
         os.unlink(path)
 
 
+_PASSING = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What says nothing of the file: the disk failed, or the daemon was short of something."""
+
+
 def read_meta(place: str) -> Meta | None:
-    """The meta file; None where there is none that can be read as one: after a power cut it may be empty or lost."""
+    """The meta file; None where there is none that can be read as one: after a power cut it may be empty or lost.
+
+    OSError when it could not be looked at: a disk that fails for a moment must not cost a shard.
+    """
     try:
         said = json.loads(read_regular(place))
         meta = Meta(**{**said, "validators": Validators(**said["validators"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except OSError as cause:
+        if cause.errno in _PASSING:
+            raise
+        return None
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     kinds = ((meta.key, str), (meta.digest, str), (meta.size, int), (meta.blocks, int), (meta.inodes, int))
     return meta if all(isinstance(value, kind) for value, kind in kinds) else None
