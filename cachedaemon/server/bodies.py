@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any, TypeVar
 
@@ -12,6 +13,9 @@ from cachedaemon.errors import BadRequest
 from cachedaemon_client.wire import Acquire, Prefetch, PutPlan, Touch
 
 T = TypeVar("T")
+
+COMES_WITHIN = 10.0
+"""Seconds that a body may take: it comes from a process on this machine."""
 
 LARGEST = 64 << 20
 """Bytes of a body: a plan of a million keys."""
@@ -30,7 +34,7 @@ TOUCH: TypeAdapter[Touch] = TypeAdapter(Touch)
 
 async def body(request: web.Request, kind: TypeAdapter[T], most: int = SMALL) -> T:
     """The request's body; `BadRequest` names the member, and what is allowed. Members that nobody knows are ignored."""
-    if (request.content_length or 0) > most or len(text := await request.read()) > most:
+    if (request.content_length or 0) > most or len(text := await _read(request)) > most:
         raise BadRequest(f"the body is too long; allowed are {most} bytes")
     try:
         return kind.validate_json(text, strict=True)
@@ -38,6 +42,15 @@ async def body(request: web.Request, kind: TypeAdapter[T], most: int = SMALL) ->
         first = cause.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise BadRequest(f"body{'.' if place else ''}{place}: {first['msg']}") from None
+
+
+async def _read(request: web.Request) -> bytes:
+    """The whole body. One that stops half-way, or whose chunks are none, must not keep its connection for ever."""
+    try:
+        async with asyncio.timeout(COMES_WITHIN):
+            return await request.read()
+    except TimeoutError:
+        raise BadRequest(f"the body did not come to its end within {COMES_WITHIN:g} s") from None
 
 
 def wait_of(seconds: float) -> float:

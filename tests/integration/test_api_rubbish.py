@@ -96,6 +96,16 @@ def test_nor_is_it_where_metrics_are_scraped(daemon: Daemon, what: str) -> None:
         assert told(link)[2]["code"] == "bad_request"
 
 
+@pytest.mark.slow
+def test_half_a_body_is_not_waited_for_for_ever(daemon: Daemon) -> None:
+    """Ten seconds are enough for what comes from this machine."""
+    with quiet(daemon), contextlib.closing(dialled(daemon)) as link:
+        link.sendall(POST + b"Content-Length: 10\r\n\r\n{}")
+        status, _, error = told(link)
+    assert (status, error["code"]) == (400, "bad_request")
+    assert "did not come to its end" in error["message"]
+
+
 def test_a_malformed_chunk_ends_the_request(daemon: Daemon) -> None:
     """The asker waits for its answer, and does not wait for ever."""
     with quiet(daemon), contextlib.closing(dialled(daemon)) as link:
