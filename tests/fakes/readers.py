@@ -110,7 +110,7 @@ class Reader:
         """The process itself."""
         return self.process.pid
 
-    def line(self, seconds: float = 30.0) -> Any:
+    def line(self, seconds: float = 60.0) -> Any:
         """The next value it said; AssertionError when it ended or stayed silent."""
         try:
             line = self._said.get(timeout=seconds)
