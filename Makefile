@@ -7,7 +7,7 @@ export PYTHON
 
 PYTEST = scripts/with-tools .venv/bin/pytest
 
-.PHONY: run test slow check format torch clean
+.PHONY: run test slow again check format torch clean
 
 run:
 	@scripts/install
@@ -22,6 +22,9 @@ slow:
 	@scripts/install dev
 	@scripts/tools
 	@$(PYTEST) -m slow --timeout 900 $(ARGS)
+
+again:
+	@$(PYTEST) --last-failed --last-failed-no-failures none --timeout 900
 
 check:
 	@scripts/install dev
