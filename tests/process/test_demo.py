@@ -109,6 +109,7 @@ def test_it_ends_with_a_table_of_what_was_counted(folder: Path) -> None:
     _nothing_left(folder, [])
 
 
+@pytest.mark.slow
 def test_wrong_bytes_are_a_failure(folder: Path) -> None:
     with _demo(folder, spoil=True) as child:
         out, err = child.communicate(timeout=60)
@@ -138,6 +139,7 @@ def test_a_signal_in_the_middle_leaves_nothing(number: signal.Signals, folder: P
     _nothing_left(folder, children)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_is_told_in_one_line(folder: Path) -> None:
     with _demo(folder, shape=LONG) as child:
         _heard(child, "samples/s")
@@ -155,6 +157,7 @@ def _command(pid: int) -> bytes:
         return file.read()
 
 
+@pytest.mark.slow
 def test_its_processes_end_with_it_when_it_is_killed(folder: Path) -> None:
     with _demo(folder, shape=LONG) as child:
         _heard(child, "samples/s")

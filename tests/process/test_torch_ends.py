@@ -93,7 +93,8 @@ def other(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[tuple[Daem
         daemon.start()
 
 
-@pytest.mark.parametrize("style", ["iterable", pytest.param("map", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["iterable", "map"])
 def test_a_trainer_that_closes_nothing_ends_at_once(other: tuple[Daemon, Any], style: str) -> None:
     """However it ends, and whatever the daemon does at that moment; all its leases end with it (C-60)."""
     daemon, happens = other

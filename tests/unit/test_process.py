@@ -187,6 +187,7 @@ def test_epochs_of_many_generations_differ(shard: Path) -> None:
     held.close()
 
 
+@pytest.mark.slow
 def test_hundreds_of_forks_while_a_thread_opens(shard: Path) -> None:
     """Whenever it happens, no child keeps a lease, and none takes one away."""
     stop, failures = threading.Event(), []
