@@ -250,6 +250,7 @@ class Cache:
                 async with attempt, contextlib.AsyncExitStack() as till_the_end:
                     await self._wanted(flight)
                     async with self.turns.turn(flight) as part, source.origin.open(ref.key) as stream:
+                        assert stream is not None
                         stage = partial(till_the_end.enter_async_context, self._staging(ref.source))
                         landing = Landing(self._store, stage, flight, self._metrics, self.ledger.caps.max_bytes)
                         async with contextlib.aclosing(landing.needs(stream, part)) as needs:

@@ -124,12 +124,20 @@ class OriginUnavailable(CacheDaemonError):
         self.retry_after = retry_after  # seconds, as the origin asked
 
 
+class Overloaded(OriginUnavailable):
+    """The origin says, or shows by its silence, that it is asked for too much: 429, 503, no answer in time."""
+
+
 class Cut(OriginUnavailable):
     """A transfer ended before the announced length."""
 
 
 class Changed(OriginUnavailable):
     """The object changed while it was read; the next try reads the new one."""
+
+
+class NoParts(OriginUnavailable):
+    """The origin was asked for a part of an object and sent something else: the whole, or another part."""
 
 
 class CacheFull(CacheDaemonError):

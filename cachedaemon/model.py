@@ -73,6 +73,14 @@ class Validators:
     modified: str | None = None
 
 
+class Digest(NamedTuple):
+    """What somebody says that all bytes of an object come to."""
+
+    kind: str
+    """One of `digests.KINDS`."""
+    value: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Meta:
     """Content of `meta/<source>/<name>.json`; the file's own mtime is the last use."""

@@ -10,15 +10,24 @@ import asyncio
 import errno
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cachedaemon.config import Fetch, Source
-from cachedaemon.errors import BadRequest, CacheDaemonError, Changed, Cut, Missing, OriginRefused, OriginUnavailable
+from cachedaemon.errors import (
+    BadRequest,
+    CacheDaemonError,
+    Changed,
+    Cut,
+    Missing,
+    NoParts,
+    OriginRefused,
+    OriginUnavailable,
+)
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Ref, Validators
-from cachedaemon.origins.base import KEY, PIECE, Piece, refuse_dots
+from cachedaemon.model import Digest, Ref, Validators
+from cachedaemon.origins.base import KEY, PIECE, Piece, is_still, refuse_dots
 from cachedaemon.origins.mounted import Link, Mounted
 
 T = TypeVar("T")
@@ -51,8 +60,8 @@ class FileOrigin:
         refuse_dots(self._name, key)
 
     @asynccontextmanager
-    async def open(self, key: str) -> AsyncIterator[FileStream]:
-        """The file of a key, once nobody writes to it any more."""
+    async def open(self, key: str, known: Validators | None = None) -> AsyncIterator[FileStream | None]:
+        """The file of a key, once nobody writes to it any more; None when it is still as it was."""
         ref = Ref(self._name, key)
         async with self._asking(ref, {"open": key}) as link:
             state = await self._counted(ref, link.hear())
@@ -60,7 +69,8 @@ class FileOrigin:
                 await asyncio.sleep(wait)
                 await link.say("look")
                 state = await self._counted(ref, link.hear())
-            yield FileStream(self, ref, link, state)
+            stream = FileStream(self, ref, link, state)
+            yield None if is_still(known, stream.validators) else stream
 
     async def keys(self) -> list[str]:
         """All files below the folder, as keys."""
@@ -132,7 +142,13 @@ class FileStream:
         self._link = link
         self._before = state
         self.size: int | None = state["size"]
-        self.validators = Validators(modified=str(state["mtime_ns"]))
+        self.validators = Validators(version=str(state["size"]), modified=str(state["mtime_ns"]))
+        self.digests: tuple[Digest, ...] = ()
+        self.has_parts = False
+
+    def part(self, start: int, stop: int) -> AbstractAsyncContextManager[AsyncIterator[list[Piece]]]:
+        """Not given."""
+        raise NoParts(f"{self._ref}: no parts: {start} to {stop}")
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """The bytes, about a MiB at a time, in one buffer that is used again."""

@@ -12,7 +12,7 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import aiohttp
@@ -25,13 +25,14 @@ from cachedaemon.errors import (
     ConfigError,
     Cut,
     Missing,
+    NoParts,
     OriginRefused,
     OriginUnavailable,
 )
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Ref, Validators
+from cachedaemon.model import Digest, Ref, Validators
 from cachedaemon.origins import coding
-from cachedaemon.origins.base import KEY, PIECE, Piece, refuse_dots
+from cachedaemon.origins.base import KEY, PIECE, Piece, is_still, refuse_dots
 from cachedaemon.origins.resolve import Resolver
 
 REDIRECTS = 10
@@ -81,7 +82,7 @@ class HttpOrigin:
         refuse_dots(self._name, key)
 
     @asynccontextmanager
-    async def open(self, key: str) -> AsyncIterator[HttpStream]:
+    async def open(self, key: str, known: Validators | None = None) -> AsyncIterator[HttpStream | None]:
         """A GET of the key's URL."""
         ref = Ref(self._name, key)
         try:
@@ -90,7 +91,8 @@ class HttpOrigin:
             raise _unreachable(cause, ref) from cause
         try:
             with _connected(response):
-                yield HttpStream(ref, response, self._stall)
+                stream = HttpStream(ref, response, self._stall)
+                yield None if is_still(known, stream.validators) else stream
         finally:
             response.close() if not response.content.at_eof() else response.release()
 
@@ -302,6 +304,12 @@ class HttpStream:
         self.size = None if self._decoded else self._length
         etag = response.headers.get("ETag")
         self.validators = Validators(etag=etag, modified=response.headers.get("Last-Modified"))
+        self.digests: tuple[Digest, ...] = ()
+        self.has_parts = False
+
+    def part(self, start: int, stop: int) -> AbstractAsyncContextManager[AsyncIterator[list[Piece]]]:
+        """Not given."""
+        raise NoParts(f"{self._ref}: no parts: {start} to {stop}")
 
     @property
     def _decoded(self) -> bool:
