@@ -103,16 +103,24 @@ _BLOCKING: Mapping[str, list[tuple[str, set[str]]]] = {
 }
 
 
+_SUITE = "cachedaemon.conformance"
+"""Tests that lie in the package: what they do to a place may block."""
+
+
 @pytest.fixture(autouse=True)
 def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """A call by the daemon's code that blocks its event loop raises `BlockingError`."""
     if request.node.get_closest_marker("asyncio") is None:
         yield
         return
-    guard = BlockBuster("cachedaemon")
+    guard = BlockBuster("cachedaemon", excluded_modules=[_SUITE])
     for name, allowed in _BLOCKING.items():
         guard.functions[name] = BlockBusterFunction(
-            None, name, scanned_modules="cachedaemon", can_block_functions=list(allowed)
+            None,
+            name,
+            scanned_modules="cachedaemon",
+            excluded_modules=[_SUITE],
+            can_block_functions=list(allowed),
         )
     for function in guard.functions.values():
         function.can_block_in("<frozen importlib._bootstrap>", "_find_and_load")  # an import is no I/O of the daemon's

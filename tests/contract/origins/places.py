@@ -10,69 +10,32 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
+from cachedaemon.conformance import STALL, Place, Then, Trait, nothing
 from tests.fakes.fusefs import FuseFs
 from tests.fakes.origin import Origin, Status
-
-BY_DESIGN = "not here by design"
-STALL = 1.0
-"""Seconds; the stall limit of the origins under test."""
-
-Then = Callable[[], None]
-"""What the test does once the object is open, for places that misbehave only then."""
-
-
-class Place(Protocol):
-    """A real place with objects in it."""
-
-    url: str
-    settings: Mapping[str, object]
-    """Further settings of the source."""
-
-    def put(self, key: str, data: bytes) -> None:
-        """Offer an object."""
-
-    def refuse(self, key: str) -> None:
-        """Have something at the key that will not be given out."""
-
-    def down(self) -> None:
-        """Nothing can be reached."""
-
-    def up(self) -> None:
-        """All is well again."""
-
-    def trickle(self, key: str) -> None:
-        """Objects come slowly and steadily, and take over `STALL` in all."""
-
-    def hang(self, key: str) -> None:
-        """Accept and say nothing, until `up`."""
-
-    def cut(self, key: str, offset: int) -> Then:
-        """End the next transfer after so many bytes."""
-
-    def change(self, key: str, data: bytes) -> Then:
-        """Put other bytes of the same length at the key while the next transfer is under way."""
-
 
 Fuse = Callable[[], FuseFs]
 """Gives the mount that all tests share."""
 
 
-def nothing() -> None:
-    """For places that need no further word once the object is open."""
-
-
-class Web:
+class Web(Place):
     """An HTTP server."""
+
+    lacks: Mapping[Trait, str] = {
+        "listing": "a web server has no list of its objects",
+        "parts": "ranges are not asked for yet",
+    }
 
     def __init__(self, origin: Origin, settings: Mapping[str, object]) -> None:
         self.origin, self.url, self.settings = origin, origin.url, settings
+        self._versions = 0
 
     def put(self, key: str, data: bytes) -> None:
-        self.origin.put(key, data=data)
+        self._versions += 1
+        self.origin.put(key, data=data, etag=f'"v{self._versions}"')
 
     def refuse(self, key: str) -> None:
         self.origin.put(key, always=Status(403))
@@ -98,10 +61,15 @@ class Web:
         return lambda: self.origin[key].replace(data=data, etag='"2"')
 
 
-class Folder:
+class Folder(Place):
     """A folder on a disk."""
 
     settings: Mapping[str, object] = {"settle": 0}
+    lacks: Mapping[Trait, str] = {
+        "slowness": "a plain folder is never slow",
+        "silence": "a plain folder never hangs",
+        "parts": "read in one piece so far",
+    }
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.away = folder / "set", folder / "away"
@@ -126,12 +94,6 @@ class Folder:
         if self.away.exists():
             self.away.rename(self.folder)
 
-    def trickle(self, key: str) -> None:
-        pytest.skip(f"{BY_DESIGN}: a plain folder is never slow")
-
-    def hang(self, key: str) -> None:
-        pytest.skip(f"{BY_DESIGN}: a plain folder never hangs")
-
     def cut(self, key: str, offset: int) -> Then:
         return lambda: os.truncate(self._at(key), offset)
 
@@ -141,6 +103,8 @@ class Folder:
 
 class Mount(Folder):
     """A folder behind a file system that can be slow, hang, and vanish with an empty folder left in its place."""
+
+    lacks: Mapping[Trait, str] = {"parts": "read in one piece so far"}
 
     def __init__(self, folder: Path, fuse: FuseFs) -> None:
         super().__init__(folder)
