@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cachedaemon.errors import CacheDaemonError, Cut, Missing, OriginRefused, OriginUnavailable
-from cachedaemon.origins.http import BELIEVABLE, LONGEST_WAIT, HttpOrigin, retry_after
+from cachedaemon.errors import CacheDaemonError, Cut, Missing, OriginRefused, OriginUnavailable, Overloaded
+from cachedaemon.origins.http import HttpOrigin
+from cachedaemon.origins.refusals import BELIEVABLE, LONGEST_WAIT, retry_after
 from tests.contract.origins.places import certificates
 from tests.contract.origins.reading import opened, read
 from tests.fakes import content
@@ -132,7 +133,8 @@ async def test_a_redirect_to_nowhere_is_refused(location: str) -> None:
     [
         *((code, Missing) for code in (404, 410)),
         *((code, OriginRefused) for code in (400, 401, 402, 403, 405, 406, 411, 412, 414, 416, 451)),
-        *((code, OriginUnavailable) for code in (204, 206, 300, 304, 408, 425, 429, 500, 502, 503, 504, 507, 599)),
+        *((code, OriginUnavailable) for code in (204, 206, 300, 304, 408, 425, 500, 502, 504, 507, 599)),
+        *((code, Overloaded) for code in (429, 503)),
     ],
 )
 async def test_answers_are_told_apart(code: int, kind: type[CacheDaemonError]) -> None:

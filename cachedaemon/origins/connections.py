@@ -1,0 +1,126 @@
+"""The connections of one source: TLS, proxy, names and time limits, and one request at a time over them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from types import SimpleNamespace
+
+import aiohttp
+
+from cachedaemon.config import Fetch, Source
+from cachedaemon.metrics import Metrics
+from cachedaemon.origins.base import PIECE
+from cachedaemon.origins.resolve import Resolver
+from cachedaemon.origins.targets import sendable
+
+AGENT = "cachedaemon"
+
+
+class Connections:
+    """A pool of connections, made when the first request goes out. `threads` look names up and read certificates."""
+
+    def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics, threads: Executor) -> None:
+        patience, stall = fetch.connect_timeout or None, fetch.stall_timeout or None
+        self._source = source
+        self._head_limit = patience + stall if patience and stall else None
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=patience, sock_connect=patience, sock_read=stall)
+        self._name, self._metrics = name, metrics
+        self._threads = threads
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(self, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """An answer's head, whatever its status. It has a limit as a whole: a server may go on with interim answers.
+
+        Raises what aiohttp raises, TimeoutError, OSError and ValueError.
+        """
+        session = self._session or await self._begin()
+        status = "failed"
+        try:
+            async with asyncio.timeout(self._head_limit):
+                response = await self._unraced(session, url, headers)
+            status = str(response.status)
+        finally:
+            self._metrics.origin_requests.labels(self._name, status).inc()
+        return response
+
+    async def _unraced(
+        self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """A request that got no answer on a connection that had served before is repeated at once.
+
+        The server was just closing it (RFC 9112, 9.3.1). Each repetition costs the pool a connection, so they end.
+        """
+        while True:
+            way = SimpleNamespace(used_before=False)
+            try:
+                return await session.get(
+                    sendable(url),
+                    headers=headers,
+                    allow_redirects=False,
+                    proxy=self._source.proxy,
+                    trace_request_ctx=way,
+                )
+            except _Lost as lost:
+                if not way.used_before:
+                    raise lost.cause from None
+
+    async def _begin(self) -> aiohttp.ClientSession:
+        """The session that all requests share; certificates are read in a thread, like everything from a disk."""
+        tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._source)
+        self._session = self._session or self._open_session(tls=tls)
+        return self._session
+
+    def _open_session(self, *, tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads), ssl=tls),
+            timeout=self._timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
+            read_bufsize=PIECE,
+            requote_redirect_url=False,
+            middlewares=(_once,),
+            trace_configs=[_ways()],
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+class _Lost(aiohttp.ClientError):
+    """A connection that ended before the answer; aiohttp's own kinds for it would be tried again by aiohttp, once."""
+
+    def __init__(self, cause: aiohttp.ClientError) -> None:
+        super().__init__()
+        self.cause = cause
+
+
+async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as cause:
+        raise _Lost(cause) from cause
+
+
+def _ways() -> aiohttp.TraceConfig:
+    """Notes on each request whether its connection had served before."""
+
+    async def note(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.used_before = True
+
+    ways = aiohttp.TraceConfig()
+    ways.on_connection_reuseconn.append(note)
+    return ways
+
+
+def _tls(source: Source) -> ssl.SSLContext | bool:
+    if source.insecure:
+        return False
+    return ssl.create_default_context(cafile=str(source.ca)) if source.ca else True

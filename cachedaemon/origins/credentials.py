@@ -1,0 +1,34 @@
+"""Headers that a source is configured with. Their values may be secrets in files, read again when these change."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+
+from cachedaemon.config import Source
+from cachedaemon.errors import ConfigError, OriginUnavailable
+from cachedaemon.model import Ref
+
+
+class Credentials:
+    """What a source sends with each request to its own site. `patience`: seconds that reading may take, None for no limit."""
+
+    def __init__(self, source: Source, patience: float | None, threads: Executor) -> None:
+        self._headers = source.headers
+        self._patience = patience
+        self._threads = threads
+
+    async def headers(self, ref: Ref) -> dict[str, str]:
+        """As they are now; a secret's file is read in a thread, since its mount can hang like any other."""
+        if not self._headers:
+            return {}
+        read = asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: {name: secret.value() for name, secret in self._headers.items()}
+        )
+        try:
+            async with asyncio.timeout(self._patience):
+                return await read
+        except TimeoutError:
+            raise OriginUnavailable(f"{ref}: the file of a configured header cannot be read in time") from None
+        except ConfigError as cause:
+            raise OriginUnavailable(f"{ref}: a configured header cannot be sent: {cause}") from None

@@ -1,0 +1,104 @@
+"""GETs for one source: redirects followed, secrets kept where they belong, credentials renewed, failures mapped.
+
+    async with web.get(ref, url, {"Range": "bytes=0-9"}, good=PART) as response:
+        async for pieces in Body(ref, response, web.stall).pieces(): ...
+
+is all that an origin which speaks HTTP needs; what it asks for and how it reads the head is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+
+import aiohttp
+from multidict import CIMultiDict
+
+from cachedaemon.config import Fetch, Source
+from cachedaemon.errors import OriginRefused
+from cachedaemon.metrics import Metrics
+from cachedaemon.model import Ref
+from cachedaemon.origins.body import ended_with_connection
+from cachedaemon.origins.connections import Connections
+from cachedaemon.origins.credentials import Credentials
+from cachedaemon.origins.refusals import UNAUTHORISED, no_answer, refusal
+from cachedaemon.origins.targets import followed, is_same_site, without_user
+
+REDIRECTS = 10
+THREADS = 4
+"""Name look-ups and secrets of one source that are read at once."""
+_MOVED = frozenset({301, 302, 303, 307, 308})
+_OK = frozenset({200})
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Web:
+    """What one source asks of web servers."""
+
+    def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> None:
+        self.stall = fetch.stall_timeout or None
+        """Seconds that bytes of a body may be waited for; None: no limit."""
+        self.threads = ThreadPoolExecutor(THREADS, f"origin-{name}")
+        self._credentials = Credentials(source, fetch.connect_timeout or None, self.threads)
+        self._connections = Connections(name, source, fetch, metrics, self.threads)
+
+    @asynccontextmanager
+    async def get(
+        self, ref: Ref, url: str, headers: Mapping[str, str] = _NOTHING, *, good: frozenset[int] = _OK
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to a GET, after redirects, with a status that is `good`; let go of after the block.
+
+        `headers` go to every server on the way; user and password of the URL, and what is configured, to its own site
+        only. Raises `Missing`, `OriginRefused`, `OriginUnavailable`.
+        """
+        try:
+            response = await self._renewed(ref, url, headers)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as cause:
+            raise no_answer(ref, cause) from cause
+        try:
+            if response.status not in good:
+                raise refusal(ref, response.status, response.headers)
+            with ended_with_connection(response):
+                yield response
+        finally:
+            response.release()
+
+    async def _renewed(self, ref: Ref, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """An answer; credentials that were refused and have changed since are sent anew, once."""
+        plain, user = without_user(url)
+        secrets = await self._credentials.headers(ref)
+        response = await self._followed(ref, plain, headers, _merged(user, secrets))
+        if response.status in UNAUTHORISED and (renewed := await self._credentials.headers(ref)) != secrets:
+            response.release()
+            response = await self._followed(ref, plain, headers, _merged(user, renewed))
+        return response
+
+    async def _followed(
+        self, ref: Ref, url: str, headers: Mapping[str, str], secrets: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """The answer behind all redirects. Once they have left the URL's site, secrets stay behind for good."""
+        first, user = url, _NOTHING
+        for _ in range(REDIRECTS + 1):
+            response = await self._connections.ask(url, _merged(secrets, user, headers))
+            location = response.headers.get("Location")
+            if response.status not in _MOVED or location is None:
+                return response
+            response.release()
+            url, user = without_user(followed(url, location))
+            secrets = secrets if is_same_site(first, url) else _NOTHING
+        raise OriginRefused(f"{ref}: the origin redirects over {REDIRECTS} times")
+
+    async def close(self) -> None:
+        """Close the connections; a thread that hangs is left alone."""
+        await self._connections.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _merged(*parts: Mapping[str, str]) -> CIMultiDict[str]:
+    """All these headers; of one that stands in several, in whatever case of letters, the last."""
+    merged: CIMultiDict[str] = CIMultiDict()
+    for part in parts:
+        merged.update(part)
+    return merged

@@ -1,0 +1,114 @@
+"""One version of one object on a web server: the body of the answer that opened it, and parts by further requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import aiohttp
+
+from cachedaemon.errors import Changed, Cut, NoParts, OriginRefused
+from cachedaemon.model import Digest, Ref, Validators
+from cachedaemon.origins import coding
+from cachedaemon.origins.base import Piece
+from cachedaemon.origins.body import Body
+
+PART = frozenset({200, 206, 412, 416})
+"""What a request for a part may be answered: the part, the whole, another version, another length."""
+_STRONG = re.compile(r'"[!#-~\x80-\U0010ffff]*"')
+"""An ETag that names just these bytes (RFC 9110, 8.8.3); a weak one, or one that is malformed, does not."""
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)", re.IGNORECASE)
+
+Again = Callable[[Mapping[str, str]], AbstractAsyncContextManager[aiohttp.ClientResponse]]
+"""Asks for the object once more, from its own URL on, with further request headers; lets statuses of `PART` pass."""
+
+
+class WebStream:
+    """The object of a `200`. `stall`: seconds that bytes may be waited for, None for no limit."""
+
+    def __init__(self, ref: Ref, response: aiohttp.ClientResponse, again: Again, stall: float | None) -> None:
+        self._ref = ref
+        self._again = again
+        self._stall = stall
+        self._coding = _coding(response)
+        if self._coding and self._coding not in coding.KNOWN:
+            raise OriginRefused(f"{ref}: the origin sends the content coding {self._coding!r}, which nobody asked for")
+        self._body = Body(ref, response, stall)
+        self.size = None if self._coding else self._body.length
+        self.validators = validators_of(response)
+        self.digests: tuple[Digest, ...] = ()
+        self.has_parts = self.size is not None and is_strong(self.validators.etag) and not _without_ranges(response)
+
+    def pieces(self) -> AsyncIterator[list[Piece]]:
+        """The object's bytes, its content coding taken off."""
+        return self._decoded() if self._coding else self._body.pieces()
+
+    async def _decoded(self) -> AsyncIterator[list[Piece]]:
+        try:
+            async for batch in coding.decoded(self._coding, self._ref.key, self._body.pieces()):
+                yield batch
+        except coding.Damaged as cause:
+            raise Cut(f"{self._ref}: the {self._coding} coding of the body {cause}") from cause
+
+    @asynccontextmanager
+    async def part(self, start: int, stop: int) -> AsyncIterator[AsyncIterator[list[Piece]]]:
+        """These bytes, by a request from the object's own URL on: what a redirect led to may have expired.
+
+        It asks for this version only (`If-Range`, RFC 9110, 13.1.5); what comes instead is looked at all the same.
+        """
+        if not self.has_parts:
+            raise NoParts(f"{self._ref}: the origin gives no parts of this version")
+        asked = {"Range": f"bytes={start}-{stop - 1}", "If-Range": self.validators.etag or ""}
+        async with self._again(asked) as response:
+            self._check_part(response, start, stop)
+            yield self._just(stop - start, Body(self._ref, response, self._stall))
+
+    def _check_part(self, response: aiohttp.ClientResponse, start: int, stop: int) -> None:
+        """`Changed` or `NoParts` unless this is that part of this version."""
+        status, now = response.status, validators_of(response)
+        if status in (412, 416) or (now.etag is not None and now.etag != self.validators.etag):
+            raise Changed(f"{self._ref}: the origin has another version by now")
+        if status == 200 and now != self.validators:
+            raise Changed(f"{self._ref}: the origin has another version by now")
+        if status != 206:
+            raise NoParts(f"{self._ref}: the origin was asked for a part and sends the whole")
+        said = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+        if said is None or tuple(map(int, said.groups())) != (start, stop - 1, self.size):
+            raise NoParts(f"{self._ref}: the origin was asked for a part and sends another, or does not say which")
+        if now.etag is None or _coding(response):
+            raise NoParts(f"{self._ref}: the origin sends a part and does not say of which version, or codes it")
+
+    async def _just(self, count: int, body: Body) -> AsyncIterator[list[Piece]]:
+        """So many bytes, of a body that has no more and no fewer."""
+        if body.length not in (None, count):
+            raise NoParts(f"{self._ref}: the origin announces {body.length} bytes of a part of {count}")
+        got = 0
+        async for pieces in body.pieces():
+            got += sum(map(len, pieces))
+            if got > count:
+                raise NoParts(f"{self._ref}: the origin sends over {count} bytes of a part of just so many")
+            yield pieces
+        if got < count:
+            raise Cut(f"{self._ref}: got {got} of the {count} bytes of a part")
+
+
+def validators_of(response: aiohttp.ClientResponse) -> Validators:
+    """What a head says of the version."""
+    return Validators(etag=response.headers.get("ETag"), modified=response.headers.get("Last-Modified"))
+
+
+def is_strong(etag: str | None) -> bool:
+    """Whether two versions with this ETag are the same in every byte."""
+    return etag is not None and _STRONG.fullmatch(etag) is not None
+
+
+def _without_ranges(response: aiohttp.ClientResponse) -> bool:
+    """Whether the server says that it gives no parts (RFC 9110, 14.3); most that give them say nothing."""
+    return response.headers.get("Accept-Ranges", "").strip().lower() == "none"
+
+
+def _coding(response: aiohttp.ClientResponse) -> str:
+    """The content coding, in lower case; empty for none."""
+    said = response.headers.get("Content-Encoding", "").strip().lower()
+    return "" if said == "identity" else said
