@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cachedaemon.config.urls import KEY, folder_of
+from cachedaemon.config import plugins
+from cachedaemon.config.urls import KEY, folder_of, scheme_of, schemes
+from cachedaemon.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,11 @@ def problems(settings: Settings, *, need_sources: bool) -> list[str]:
 def _of_source(path: str, source: Source) -> Iterator[str]:
     if not source.url:
         yield f"{path}.url: is required"
+    elif (scheme := scheme_of(source.url)) not in schemes():
+        try:
+            plugins.origin_class(scheme)
+        except ConfigError as cause:
+            yield f"{path}.url: {cause}"
 
 
 def _overlap(cache: Path, name: str, source: Source) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from cachedaemon.config import plugins
 
 KEY = "{key}"
 """Where a key goes into a URL; a URL without it has the key appended."""
@@ -13,8 +16,13 @@ _LATER = ("s3", "gs", "az", "ais", "ytdlp")
 
 
 def schemes() -> tuple[str, ...]:
-    """Schemes that a source can have."""
-    return ("file", "http", "https")
+    """Schemes that a source can have without any other distribution."""
+    return tuple(_CHECKS)
+
+
+def scheme_of(url: str) -> str:
+    """In lower case (RFC 3986, 3.1)."""
+    return url.partition(":")[0].lower()
 
 
 def public_url(url: str) -> str:
@@ -53,26 +61,29 @@ def source_url(value: object) -> str:
     """A source's URL, as it was given."""
     if not isinstance(value, str) or not value:
         raise ValueError(_allowed())
-    scheme = value.partition(":")[0].lower()
+    scheme = scheme_of(value)
     if scheme in _LATER or scheme.startswith("fsspec+"):
         msg = f"{scheme} comes with a later version: {_allowed()}"
         raise ValueError(msg)
-    if scheme not in schemes() or not value.lower().startswith(scheme + "://"):
+    check = _CHECKS.get(scheme) or (plugins.check if scheme in plugins.offered() else None)
+    if check is None or ":" not in value:
         raise ValueError(_allowed())
     if value.count(KEY) > 1:
         msg = f"{KEY} stands in it more than once; allowed is at most once"
         raise ValueError(msg)
-    (_check_file if scheme == "file" else check_http)(value)
+    check(value)
     return value
 
 
 def _allowed() -> str:
-    return "allowed are " + ", ".join(f"{scheme}://" for scheme in schemes())
+    others = [f"{scheme}:" for scheme in plugins.offered()]
+    return "allowed are " + ", ".join([*(f"{scheme}://" for scheme in schemes()), *others])
 
 
 def _check_file(url: str) -> None:
     parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
+    is_url = url.lower().startswith("file://") and parts.netloc in ("", "localhost")
+    if not is_url or not parts.path.startswith("/") or parts.query or parts.fragment:
         msg = "allowed is file:// and an absolute path, such as file:///mnt/raid/set/ (write ? as %3F and # as %23)"
         raise ValueError(msg)
     if "\0" in unquote(url) or any(ord(c) < 32 for c in url):
@@ -94,3 +105,7 @@ def check_http(value: object) -> str:
         msg = "allowed are URLs with a host, a port from 1 to 65535 if any, and no fragment"
         raise ValueError(msg)
     return url
+
+
+_CHECKS: dict[str, Callable[[str], object]] = {"file": _check_file, "http": check_http, "https": check_http}
+"""What a URL of each scheme may look like; a ValueError says what is allowed."""

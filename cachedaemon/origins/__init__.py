@@ -1,10 +1,11 @@
-"""Origins by the scheme of a source's URL: one file a scheme, and one line here."""
+"""Origins by the scheme of a source's URL: one file a scheme, and one line here; or an entry point of another distribution."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from cachedaemon.config import Fetch, Source
+from cachedaemon.config import Fetch, Source, origin_class, scheme_of
+from cachedaemon.errors import CacheDaemonError, ConfigError
 from cachedaemon.metrics import Metrics
 from cachedaemon.origins.base import Origin, Piece, Stream
 from cachedaemon.origins.file import FileOrigin
@@ -18,8 +19,23 @@ _SCHEMES: dict[str, Callable[[str, Source, Fetch, Metrics], Origin]] = {
 
 
 def origin_of(name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Origin:
-    """The origin that a source's URL names; the configuration has checked the scheme."""
-    return _SCHEMES[source.url.partition(":")[0].lower()](name, source, fetch, metrics)
+    """The origin that a source's URL names; the configuration has checked the scheme.
+
+    Raises ConfigError for an origin of another distribution that cannot be made.
+    """
+    scheme = scheme_of(source.url)
+    ours = _SCHEMES.get(scheme)
+    return ours(name, source, fetch, metrics) if ours else _brought(scheme, name, source, fetch, metrics)
+
+
+def _brought(scheme: str, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Origin:
+    try:
+        made: Origin = origin_class(scheme)(name, source, fetch, metrics)
+    except CacheDaemonError:
+        raise
+    except Exception as cause:  # what it says may hold the URL, which may be secret
+        raise ConfigError(f"sources.{name}: the origin for {scheme} cannot be made ({type(cause).__name__})") from cause
+    return made
 
 
 __all__ = ["Origin", "Piece", "Stream", "origin_of"]
