@@ -103,20 +103,9 @@ class Mounted:
         return self._begun(request)
 
     def _begun(self, request: dict[str, object]) -> Link:
-        with contextlib.ExitStack() as given:
-            ours, theirs = socket.socketpair()
-            given.callback(theirs.close)
-            with contextlib.ExitStack() as failed:
-                failed.callback(ours.close)
-                data, pour = os.pipe2(os.O_CLOEXEC)
-                given.callback(os.close, pour)
-                failed.callback(os.close, data)
-                ours.setblocking(False)
-                os.set_blocking(data, False)
-                _enlarge(data)
-                self._send(request, [theirs.fileno(), pour])
-                failed.pop_all()
-        return Link(ours, data)
+        if self._requests is None:
+            raise OSError(errno.ENOTCONN, "the source is being closed")
+        return begun(self._requests, request)
 
     async def _be_there(self) -> None:
         """Have a helper that lives. Who starts one may leave: the others want it too."""
@@ -126,11 +115,6 @@ class Mounted:
             self._starting = asyncio.create_task(self._start(), name="mount helper")
             self._starting.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._starting)
-
-    def _send(self, request: dict[str, object], descriptors: list[int]) -> None:
-        if self._requests is None:
-            raise OSError(errno.ENOTCONN, "the source is being closed")
-        socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
 
     async def _start(self) -> None:
         """The loop itself has to start it: the kernel sends the death signal when the *thread* that started it ends."""
@@ -166,6 +150,24 @@ class Mounted:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL):
                 await self._process.wait()
+
+
+def begun(requests: socket.socket, request: dict[str, object]) -> Link:
+    """Begin a request to whoever reads `requests`. Raises OSError."""
+    with contextlib.ExitStack() as given:
+        ours, theirs = socket.socketpair()
+        given.callback(theirs.close)
+        with contextlib.ExitStack() as failed:
+            failed.callback(ours.close)
+            data, pour = os.pipe2(os.O_CLOEXEC)
+            given.callback(os.close, pour)
+            failed.callback(os.close, data)
+            ours.setblocking(False)
+            os.set_blocking(data, False)
+            _enlarge(data)
+            socket.send_fds(requests, [json.dumps(request).encode()], [theirs.fileno(), pour])
+            failed.pop_all()
+    return Link(ours, data)
 
 
 def _enlarge(pipe: int) -> None:
