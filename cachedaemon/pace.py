@@ -81,8 +81,8 @@ class Pace:
             self._timer.cancel()
             self._let()
 
-    async def take(self, had: float, count: int) -> float:
-        """Wait until a transfer that `had` so much may have `count` bytes more; returns what it has had then."""
+    def ask(self, had: float, count: int) -> tuple[float, asyncio.Future[None]]:
+        """Queue `count` bytes more of a transfer that `had` so much: what it has had with them, and when they may pass."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def go() -> bool:
@@ -94,8 +94,7 @@ class Pace:
         after = self._bucket.ask(had, count, go)
         if self._timer is None:
             self._let()
-        await place
-        return after
+        return after, place
 
     def _let(self) -> None:
         seconds = self._bucket.let(time.monotonic())
@@ -104,7 +103,7 @@ class Pace:
 
 
 class Part:
-    """One transfer's part of its source's bandwidth."""
+    """One transfer's part of its source's bandwidth, which its streams share."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -112,7 +111,8 @@ class Part:
 
     async def take(self, count: int) -> None:
         """Wait until so many bytes more may pass."""
-        self._had = await self._pace.take(self._had, count)
+        self._had, passed = self._pace.ask(self._had, count)
+        await passed
 
 
 class Paces:
