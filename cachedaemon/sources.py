@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from dataclasses import dataclass
 
+from cachedaemon.checksums import Vouched
 from cachedaemon.config import Fetch, Source
 from cachedaemon.errors import BadRequest, CacheDaemonError, UnknownSource
 from cachedaemon.metrics import Metrics
@@ -52,9 +53,15 @@ class Configured:
         return None
 
 
+def _origin(name: str, settings: Source, fetch: Fetch, metrics: Metrics) -> Origin:
+    """Where the shards come from, with the manifest that vouches for them where there is one."""
+    origin = origin_of(name, settings, fetch, metrics)
+    return Vouched(name, origin, settings.checksums) if settings.checksums else origin
+
+
 async def troubles(sources: dict[str, Source], fetch: Fetch) -> list[str]:
     """What is wrong with sources that are not in force. The origins are asked all at once, and let go of again."""
-    looked_at = [Configured(name, one, origin_of(name, one, fetch, Metrics(""))) for name, one in sources.items()]
+    looked_at = [Configured(name, one, _origin(name, one, fetch, Metrics(""))) for name, one in sources.items()]
     try:
         return [said for said in await asyncio.gather(*(one.trouble() for one in looked_at)) if said]
     finally:
@@ -80,7 +87,7 @@ class Sources:
         old = self._all.get(name)
         if old is not None and old.settings == settings and not anew:
             return old
-        return Configured(name, settings, origin_of(name, settings, fetch, self._metrics))
+        return Configured(name, settings, _origin(name, settings, fetch, self._metrics))
 
     def take(self, made: list[Configured]) -> list[Configured]:
         """Take these into force, and no others; those that were replaced."""

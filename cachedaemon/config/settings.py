@@ -24,7 +24,7 @@ from cachedaemon.config.secret import Secret
 from cachedaemon.config.values import Address, Share
 from cachedaemon.errors import ConfigError
 
-NOT_YET = ("urls", "checksums", "revalidate", "endpoint", "region", "anonymous", "credentials", "etl")
+NOT_YET = ("urls", "revalidate", "endpoint", "region", "anonymous", "credentials", "etl")
 """Settings of a source whose effect is not built: anything but their default is refused, never ignored."""
 
 SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}")
@@ -41,6 +41,7 @@ Mode = Annotated[int, PlainValidator(values.mode)]
 Group = Annotated[int | None, PlainValidator(values.optional(values.group))]
 Listener = Annotated[Address | None, PlainValidator(values.address)]
 Text = Annotated[str | None, PlainValidator(values.optional(values.text))]
+Key = Annotated[str | None, PlainValidator(values.optional(values.key))]
 ReadableFile = Annotated[Path | None, PlainValidator(values.optional(values.readable))]
 HttpUrl = Annotated[str | None, PlainValidator(values.optional(urls.check_http))]
 Revalidate = Annotated[str | float, PlainValidator(values.revalidate)]
@@ -201,7 +202,7 @@ class Source(_Section):
         "never", "`never` (shards never change), `always`, or for how long an answer of the origin holds"
     )
     settle: Duration = _setting("2s", "age from which a file of a `file` source counts as written")
-    checksums: Text = _setting(None, "key of a manifest of digests beside the shards")
+    checksums: Key = _setting(None, "key of a manifest of digests beside the shards, which vouches for all of them")
     urls: ReadableFile = _setting(None, "file that maps keys to whole URLs, in place of `url`; read again on a change")
     headers: Headers = _setting({}, "request headers; a value can be `file:PATH` or `env:NAME`")
     concurrency: Positive = _setting(8, "transfers at once from this source")

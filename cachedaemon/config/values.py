@@ -150,6 +150,15 @@ def text(value: object) -> str:
     return value
 
 
+def key(value: object) -> str:
+    """The key of an object in a source."""
+    found = text(value)
+    if any(segment in (".", "..") for segment in found.split("/")) or len(found.encode(errors="replace")) > 4096:
+        msg = "allowed is a key of the source, of at most 4096 bytes, without '.' and '..' segments"
+        raise ValueError(msg)
+    return found
+
+
 def path(value: object) -> Path:
     """An absolute path; a relative one counts from the working directory, `~` is the user's home."""
     return Path(os.path.abspath(os.path.expanduser(text(str(value) if isinstance(value, Path) else value))))

@@ -112,9 +112,9 @@ def test_a_prefetch_of_keys_that_cannot_be_is_refused_at_once(origin: Origin, fo
 
 def test_a_reload_with_a_setting_that_is_not_built_changes_nothing(origin: Origin) -> None:
     with Daemon({"s": origin.url}) as daemon:
-        daemon.tables["sources"]["s"] = {"url": origin.url, "checksums": "sums.txt"}
+        daemon.tables["sources"]["s"] = {"url": origin.url, "etl": "resize"}
         daemon.reload()
-        said = "sources.s.checksums: 'sums.txt' is refused: the setting comes with a later version"
+        said = "sources.s.etl: 'resize' is refused: the setting comes with a later version"
         until(lambda: said in daemon.log, 20, "the refusal")
         assert daemon.acquire("s", "0.bin").status == 200
         ran = daemon.cli("check-config", "--config", str(daemon.config))

@@ -417,7 +417,6 @@ def test_a_source_needs_a_url() -> None:
 
 UNBUILT = {
     "urls": ("/dev/null", "'/dev/null'"),
-    "checksums": ("sums.txt", "'sums.txt'"),
     "revalidate": ("5m", "'5m'"),
     "endpoint": ("http://u:hunter2@h/", "'http://...'"),
     "region": ("eu", "'eu'"),
@@ -727,7 +726,7 @@ def test_messages_of_the_documentation_are_real() -> None:
     for tables in (
         "[cache]\nmax_shard = 1",
         "[sources.s]\nurl = 'gopher://x/'",
-        "[sources.s]\nurl = 'file:///x/'\nchecksums = 'sums.txt'",
+        "[sources.s]\nurl = 'file:///x/'\netl = 'resize'",
     ):
         said = refusal(tables, flags={"sources.s.url": None} if "url" in tables else {})
         assert said[:75] in DOCS.read_text()

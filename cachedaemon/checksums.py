@@ -1,0 +1,218 @@
+"""A manifest of digests beside the shards: an origin whose objects it vouches for, and what its lines mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+
+from cachedaemon.digests import Hashes
+from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, OriginRefused, OriginUnavailable
+from cachedaemon.model import Digest, Ref, Validators
+from cachedaemon.origins import Origin, Stream
+
+MOST = 64 << 20
+"""Bytes of a manifest: half a million shards."""
+AGAIN = 2.0
+"""Seconds for which a key that is not in the manifest counts as not listed: then it is read again."""
+
+_TAGS = {kind.upper(): kind for kind in ("md5", "sha1", "sha224", "sha256", "sha384", "sha512", "xxh64")}
+_TAGS["XXH128"] = "xxh3-128"
+_DIGITS = {"md5": 32, "sha1": 40, "sha224": 56, "sha256": 64, "sha384": 96, "sha512": 128, "xxh64": 16, "xxh3-128": 32}
+_BY_DIGITS = {32: "md5", 40: "sha1", 56: "sha224", 64: "sha256", 96: "sha384", 128: "sha512"}
+"""The kind of a line that does not say it."""
+
+# sha256sum(1): two blanks, or a blank and `*`, before the name. A backslash before the line: the name has escapes.
+_PLAIN = re.compile(r"(?P<escaped>\\?)(?P<hex>[0-9A-Fa-f]+) [ *]?(?P<name>[^\0]+)")
+# md5(1) of BSD, and sha256sum --tag.
+_TAGGED = re.compile(r"(?P<escaped>\\?)(?P<tag>[A-Za-z0-9/_-]+) ?\((?P<name>[^\0]+)\) = (?P<hex>[0-9A-Fa-f]+)")
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+class Vouched:
+    """An `Origin` that adds what the manifest says to the digests of each object, and refuses what is not in it.
+
+    The manifest is an object of the same origin. It is read when it is first needed, again for a key that it does not
+    list, and again after bytes that were not what it says; who needs it meanwhile waits for the same reading. The
+    manifest itself can be opened too.
+    """
+
+    def __init__(self, source: str, origin: Origin, manifest: str) -> None:
+        self._source = source
+        self._origin = origin
+        self._key = manifest
+        self._listed: dict[str, Digest] | None = None
+        self._validators: Validators | None = None
+        self._began = 0.0
+        """Monotonic seconds; when the last reading began that ended well."""
+        self._doubted = 0.0
+        """Monotonic seconds; when an object last was not what the manifest says."""
+        self._reading: asyncio.Task[None] | None = None
+
+    async def look(self) -> None:
+        """As the origin's own."""
+        await self._origin.look()
+
+    def check_key(self, key: str) -> None:
+        """As the origin's own."""
+        self._origin.check_key(key)
+
+    async def keys(self) -> list[str]:
+        """As the origin's own."""
+        return await self._origin.keys()
+
+    @contextlib.asynccontextmanager
+    async def open(self, key: str, known: Validators | None = None) -> AsyncIterator[Stream | None]:
+        """An object, with the listed digest among its own. Raises `OriginRefused` for a key that is not listed too."""
+        digest = await self._digest(key) if key != self._key else None
+        async with self._origin.open(key, known) as stream:
+            if stream is not None and digest is not None:
+                stream.digests = (*stream.digests, digest)
+            try:
+                yield stream
+            except Corrupt:
+                self._doubted = time.monotonic()
+                raise
+
+    async def close(self) -> None:
+        """End a reading under way, and close the origin."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._origin.close()
+
+    async def _digest(self, key: str) -> Digest:
+        """What the manifest says of a shard."""
+        ref = Ref(self._source, key)
+        listed = self._listed
+        if listed is None or self._began <= self._doubted or (key not in listed and self._is_old()):
+            listed = await self._read_for(ref)
+        if key not in listed:
+            raise OriginRefused(
+                f"{ref}: the manifest {self._key!r} does not list it: nothing says what its bytes must be"
+            )
+        return listed[key]
+
+    def _is_old(self) -> bool:
+        return time.monotonic() >= self._began + AGAIN
+
+    async def _read_for(self, ref: Ref) -> dict[str, Digest]:
+        """The manifest, read now. Whoever comes while it is read shares what becomes of that, and may leave at any time."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(), name=f"manifest of {self._source}")
+            self._reading.add_done_callback(self._ended)
+        with _of_manifest(ref):
+            await asyncio.shield(self._reading)
+        assert self._listed is not None
+        return self._listed
+
+    def _ended(self, reading: asyncio.Task[None]) -> None:
+        self._reading = None
+        if not reading.cancelled():
+            reading.exception()  # whoever waited has it; perhaps everybody left
+
+    async def _read(self) -> None:
+        began = time.monotonic()
+        # Only these tell versions apart for certain: a manifest may be written twice within the second of a date.
+        certain = self._validators is not None and (self._validators.etag or self._validators.version)
+        async with self._origin.open(self._key, self._validators if certain else None) as stream:
+            if stream is not None:
+                self._listed = await self._parsed(await self._bytes_of(stream))
+                self._validators = stream.validators
+        self._began = began
+
+    async def _bytes_of(self, stream: Stream) -> bytes:
+        """The whole manifest, with what the origin says of its own bytes checked."""
+        self._check_size(stream.size or 0)
+        taken, hashes = bytearray(), Hashes(digest.kind for digest in stream.digests)
+        async for pieces in stream.pieces():
+            for piece in pieces:
+                hashes.update(piece)
+                taken += piece
+            self._check_size(len(taken))
+        if stream.size not in (None, len(taken)):
+            raise Cut(f"{self._source}/{self._key}: got {len(taken)} of {stream.size} bytes")
+        if wrong := hashes.mismatch(stream.digests):
+            raise Corrupt(f"{self._source}/{self._key}: {wrong}")
+        return bytes(taken)
+
+    def _check_size(self, size: int) -> None:
+        if size > MOST:
+            raise OriginRefused(f"{self._source}/{self._key}: a manifest may have {MOST} bytes at most; this has more")
+
+    async def _parsed(self, data: bytes) -> dict[str, Digest]:
+        """In a thread: half a million lines take a second."""
+        folder = self._key[: self._key.rfind("/") + 1]
+        try:
+            return await asyncio.to_thread(parse, data, folder)
+        except ValueError as cause:
+            raise Corrupt(f"{self._source}/{self._key}: {cause}") from None
+
+
+@contextlib.contextmanager
+def _of_manifest(ref: Ref) -> Iterator[None]:
+    """What keeps the manifest from being read keeps the shard from being fetched; the shard is not missing for that."""
+    try:
+        yield
+    except OriginUnavailable as cause:
+        raise type(cause)(f"{ref}: its manifest: {cause}", retry_after=cause.retry_after) from cause
+    except Corrupt as cause:
+        raise Corrupt(f"{ref}: its manifest: {cause}") from cause
+    except CacheDaemonError as cause:
+        raise OriginRefused(f"{ref}: its manifest: {cause}") from cause
+
+
+def parse(data: bytes, folder: str = "") -> dict[str, Digest]:
+    """Keys and digests of a manifest that lies in `folder` (with its last slash). ValueError names the line.
+
+    Lines as sha256sum(1) and its like write them, with `--tag` and escaped names too; empty lines and those that begin
+    with `#` say nothing. The kind follows from the length, or from the tag.
+    """
+    text = data.decode("utf-8-sig", "surrogateescape")  # a name that is no UTF-8 is no key, and harms no other line
+    listed: dict[str, Digest] = {}
+    for number, line in enumerate((one.removesuffix("\r") for one in text.split("\n")), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, digest = _entry(line, number)
+        key = folder + name
+        if listed.setdefault(key, digest) != digest:
+            if listed[key].kind == digest.kind:
+                raise ValueError(f"line {number} gives another {digest.kind} for {key!r} than a line before")
+            listed[key] = max(listed[key], digest, key=lambda one: len(one.value))  # of two kinds the longer
+    return listed
+
+
+def _entry(line: str, number: int) -> tuple[str, Digest]:
+    if found := _TAGGED.fullmatch(line):
+        kind = _TAGS.get(found["tag"].upper())
+    elif found := _PLAIN.fullmatch(line):
+        kind = _BY_DIGITS.get(len(found["hex"]))
+    else:
+        raise ValueError(f"line {number} is not that of a checksum: {_shown(line)}")
+    if kind is None or len(found["hex"]) != _DIGITS[kind]:
+        allowed = ", ".join(f"{tag} ({_DIGITS[kind]})" for tag, kind in _TAGS.items())
+        raise ValueError(f"line {number} has a digest that cannot be: {_shown(line)}; allowed are {allowed} hex digits")
+    name = found["name"]
+    if found["escaped"]:
+        name = re.sub(r"\\.", lambda escape: _unescaped(escape[0], number), name)
+    return _without_dots(name), Digest(kind, bytes.fromhex(found["hex"]))
+
+
+def _unescaped(escape: str, number: int) -> str:
+    try:
+        return _ESCAPES[escape]
+    except KeyError:
+        raise ValueError(f"line {number}: the escape {escape} in the name is not known") from None
+
+
+def _without_dots(name: str) -> str:
+    """`./a/b` is what `find` prints for `a/b`."""
+    while name.startswith("./"):
+        name = name[2:].lstrip("/")
+    return name
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= 60 else line[:57] + "...")
