@@ -17,24 +17,39 @@ from functools import partial
 from cachedaemon.archives.workers import Workers
 from cachedaemon.arrival import Arrival, Arrived, digest_of, is_indexed
 from cachedaemon.entries import Entry, Flight
-from cachedaemon.errors import CacheDaemonError, Leased, Locked, NotFound, Stopping, WaitExpired
+from cachedaemon.errors import (
+    CacheDaemonError,
+    Changed,
+    Leased,
+    Locked,
+    Missing,
+    NotFound,
+    OriginUnavailable,
+    Stopping,
+    WaitExpired,
+)
 from cachedaemon.events import Events
-from cachedaemon.fetch import Impatient, Landing, Stops, Turns, tries
+from cachedaemon.fetch import Impatient, Stops, tries
 from cachedaemon.grace import Grace, Promise
+from cachedaemon.landing import Landing
 from cachedaemon.ledger import Ledger
 from cachedaemon.locks import Holders
 from cachedaemon.logs import tell_failure
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Need, Ref
+from cachedaemon.model import Need, Ref, Validators
+from cachedaemon.origins import Stream
 from cachedaemon.room import Partial, Room, cache_full
 from cachedaemon.sources import Configured, Sources
-from cachedaemon.store import Published, Staged, Store
+from cachedaemon.store import Held, Published, Staged, Store
 from cachedaemon.trash import Trash
+from cachedaemon.turns import Turns
 from cachedaemon_client import lease
-from cachedaemon_client.names import name_of
+from cachedaemon_client.names import unversioned
 
 log = logging.getLogger(__name__)
 
+STALE = 10.0
+"""Seconds until an origin is asked again that could not be asked whether a shard changed."""
 PATIENCE = 10.0
 """Seconds that an origin is kept waiting with an open answer while there is no room."""
 CHECK = "check"
@@ -107,7 +122,9 @@ class Cache:
         configured, ref = self.sources.shard(source, key)
         began = time.monotonic()
         try:
-            while (answer := await self._hit(configured, ref) or await self._miss(ref, began + wait)) is None:
+            while (
+                answer := await self._hit(configured, ref) or await self._miss(configured, ref, began + wait)
+            ) is None:
                 configured, ref = self.sources.shard(source, key)  # a reload may have come meanwhile
         except CacheDaemonError:
             self._metrics.requests.labels(source, "failed").inc()
@@ -118,33 +135,48 @@ class Cache:
 
     async def _hit(self, source: Configured, ref: Ref) -> Answer | None:
         """A shard that is here as it was published, leased for the asker; what is damaged goes."""
+        if not self._is_good(source, ref):
+            return None
         entry = self.ledger.get(ref)
-        if entry is None or entry.suspect:
+        assert entry is not None
+        held = await self._held(source, entry)
+        if held is None:
             return None
-        indexed = source.settings.archives == "index" and is_indexed(ref.key)
-        try:
-            held = await self._store.hold(ref, entry.name, entry.stamp, indexed=indexed, checked=entry.checked)
-        except lease.Busy:
-            raise Locked(f"{ref}: {await self._holders.of(self.path_of(entry), entry.stamp)}") from None
-        except lease.Gone:
-            await self.lose(entry)
-            return None
-        entry.checked = True
         promise = self.grace.promise(ref, held)
         self._use(entry, 0.0)
         return Answer(self.path_of(entry), entry.size, "hit", promise)
 
-    async def _miss(self, ref: Ref, deadline: float) -> Answer | None:
+    def _is_good(self, source: Configured, ref: Ref) -> bool:
+        """Whether a shard is here and needs no asking of its origin before it is given out."""
+        entry = self.ledger.get(ref)
+        return entry is not None and not entry.suspect and source.believes(time.monotonic() - entry.asked)
+
+    async def _held(self, source: Configured, entry: Entry) -> Held | None:
+        """The daemon's own lease on a version that is as it was published; what is damaged goes."""
+        indexed = source.settings.archives == "index" and is_indexed(entry.ref.key)
+        try:
+            held = await self._store.hold(entry.ref, entry.name, entry.stamp, indexed=indexed, checked=entry.checked)
+        except lease.Busy:
+            raise Locked(f"{entry.ref}: {await self._holders.of(self.path_of(entry), entry.stamp)}") from None
+        except lease.Gone:
+            await self.lose(entry)
+            return None
+        entry.checked = True
+        return held
+
+    async def _miss(self, source: Configured, ref: Ref, deadline: float) -> Answer | None:
         """Wait for the shard's flight, as one of any number of waiters; None: it is here, or has gone again."""
         if deadline <= time.monotonic():
-            raise WaitExpired(f"{ref} is not here, and the request allows no time to fetch it")
+            state = "has to be asked for again" if self.ledger.get(ref) else "is not here"
+            raise WaitExpired(f"{ref} {state}, and the request allows no time to fetch it")
         try:
             async with asyncio.timeout_at(_loop_time(deadline)):
                 await self._settled(ref)
         except TimeoutError:
             raise WaitExpired(f"{ref}: what became of it before could not be told in time") from None
-        if self._is_here(ref):
+        if self._is_good(source, ref):
             return None
+        before = self.ledger.get(ref)
         flight, task, new = self._join(ref)
         promise: Promise | None = None
         try:
@@ -160,15 +192,16 @@ class Cache:
         if entry is None:  # evicted by name between the publishing and this answer
             self.grace.end(promise)
             return None
-        return Answer(self.path_of(entry), entry.size, "miss" if new else "joined", promise)
+        result = "hit" if entry is before else "miss" if new else "joined"
+        return Answer(self.path_of(entry), entry.size, result, promise)
 
     async def bring(self, source: str, key: str, job: str) -> bool:
         """Have a shard fetched for a prefetch; False when the rest would displace what the job brought (`Partial`)."""
         while True:
-            _, ref = self.sources.shard(source, key)
+            configured, ref = self.sources.shard(source, key)
             await self._settled(ref)
             entry = self.ledger.get(ref)
-            if entry is not None and not entry.suspect:
+            if entry is not None and self._is_good(configured, ref):
                 self.ledger.announce(entry, time.monotonic(), job)
                 return True
             flight, task, _ = self._join(ref, job=job)
@@ -184,10 +217,6 @@ class Cache:
                     return True
             finally:
                 self._leave(flight, task, None)
-
-    def _is_here(self, ref: Ref) -> bool:
-        entry = self.ledger.get(ref)
-        return entry is not None and not entry.suspect
 
     async def _settled(self, ref: Ref) -> None:
         """Until it is known what becomes of a shard on its way to trash, of its flight that nobody can join, or source."""
@@ -244,16 +273,18 @@ class Cache:
         """From the origin to `shards/`. Whatever happens, nothing partial is visible, and the reservation ends."""
         ref, began = flight.ref, time.monotonic()
         try:
-            if (proved := await self._prove(flight)) or (flight.job == CHECK and not flight.demand):
-                return proved
+            if (promises := await self._prove(flight, source)) or (flight.job == CHECK and not flight.demand):
+                return promises
             async for attempt in tries(flight, self.retries, self._metrics, stops=self._stops):
                 async with attempt, contextlib.AsyncExitStack() as till_the_end:
                     await self._wanted(flight)
-                    async with self.turns.turn(flight) as part, source.origin.open(ref.key) as stream:
-                        assert stream is not None
+                    async with self.turns.turn(flight) as turn, self._opened(flight, source) as stream:
+                        if stream is None:
+                            promises = await self._still(flight, source)
+                            continue
                         stage = partial(till_the_end.enter_async_context, self._staging(ref.source))
                         landing = Landing(self._store, stage, flight, self._metrics, self.ledger.caps.max_bytes)
-                        async with contextlib.aclosing(landing.needs(stream, part)) as needs:
+                        async with contextlib.aclosing(landing.needs(stream, turn, self.retries)) as needs:
                             async for need in needs:
                                 await self._reserve(flight, need)
                         self._metrics.fetch.labels(ref.source).observe(time.monotonic() - began)
@@ -261,11 +292,11 @@ class Cache:
                     async with contextlib.aclosing(arrival.needs(source.settings)) as needs:
                         async for need in needs:
                             await self.room.reserve(flight, need)
-                    meta = arrival.result.meta(ref, stream.validators)
-                    published = await self._store.publish(ref, landing.staged, arrival.result.sealed, meta)
-                    promises = self._commit(flight, arrival.result, published)
-                    log.debug("%s is here: %d bytes, %.2f s", ref, meta.size, time.monotonic() - began)
+                    promises = await self._publish(flight, source, landing.staged, arrival.result, stream.validators)
+                    log.debug("%s is here: %d bytes, %.2f s", ref, arrival.result.size, time.monotonic() - began)
         except CacheDaemonError as cause:
+            if isinstance(cause, Missing) and (entry := self.ledger.get(ref)) is not None:
+                self.ledger.supersede(entry)
             self._events.tell("failed", ref, code=cause.code)
             tell_failure(log, ref, cause)
             raise
@@ -273,6 +304,62 @@ class Cache:
             self.ledger.land(flight)
             self.room.changed()
         return promises
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, flight: Flight, source: Configured) -> AsyncIterator[Stream | None]:
+        """The origin's answer; None: what is here is what to give.
+
+        An origin that cannot be asked whether something changed is believed a little longer, where its word holds for
+        some time anyway.
+        """
+        entry = self.ledger.get(flight.ref)
+        known = await self._store.validators(flight.ref, entry.name) if entry is not None else None
+        flight.asked = time.monotonic()
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                stream = await stack.enter_async_context(source.open(flight.ref.key, known))
+            except OriginUnavailable as cause:
+                if known is None or not source.outlasts:
+                    raise
+                log.warning("%s is given out as it is: whether it changed cannot be asked: %s", flight.ref, cause)
+                stream = None
+                flight.asked += source.until(max(STALE, cause.retry_after or 0.0))
+            yield stream
+
+    async def _still(self, flight: Flight, source: Configured) -> list[Promise]:
+        """The version that is here is the origin's latest: promises for everybody who waits."""
+        entry = self.ledger.get(flight.ref)
+        if entry is None or (promises := await self._again(flight, source, entry)) is None:
+            raise Changed(f"{flight.ref} went while the origin was asked whether it changed")
+        return promises
+
+    async def _again(self, flight: Flight, source: Configured, entry: Entry) -> list[Promise] | None:
+        """A version that was published before is in force (again); None when it is not what it was."""
+        held = await self._held(source, entry)
+        if held is None or not self.ledger.has(entry):
+            return None
+        self.ledger.revive(entry, time.monotonic())
+        entry.asked = flight.asked
+        self.ledger.land(flight)
+        if flight.demand:
+            self._use(entry, 0.0)
+        elif flight.job is not None:
+            self.ledger.announce(entry, time.monotonic(), flight.job)
+        return self._promises(flight, held)
+
+    async def _publish(
+        self, flight: Flight, source: Configured, staged: Staged, arrived: Arrived, validators: Validators
+    ) -> list[Promise]:
+        """Make what has come visible, unless it is what was published before under the same name."""
+        name = source.name_of(flight.ref.key, arrived.digest)
+        same = self.ledger.version(flight.ref, name)
+        if same is not None:
+            await self._store.note_validators(flight.ref, name, validators)
+            if (promises := await self._again(flight, source, same)) is not None:
+                return promises
+        meta = arrived.meta(flight.ref, validators)
+        published = await self._store.publish(flight.ref, name, staged, arrived.sealed, meta)
+        return self._commit(flight, name, arrived, published)
 
     async def _wanted(self, flight: Flight) -> None:
         """Wait for the room that an earlier try could not wait for."""
@@ -303,23 +390,31 @@ class Cache:
             flight.wanted = need
             raise Impatient from None
 
-    def _commit(self, flight: Flight, arrived: Arrived, published: Published) -> list[Promise]:
+    def _commit(self, flight: Flight, name: str, arrived: Arrived, published: Published) -> list[Promise]:
         """The shard is visible: it is in the ledger, and promised to everybody who waits, before anything else happens."""
         ref, now = flight.ref, time.monotonic()
         blocks = arrived.sealed.blocks
-        entry = Entry(ref, name_of(ref.key), published.stamp, arrived.size, blocks, arrived.inodes, now)
+        entry = Entry(ref, name, published.stamp, arrived.size, blocks, arrived.inodes, now, asked=flight.asked)
         self.ledger.commit(flight, entry)
+        if past := self.ledger.past():
+            self.later(self.retire(past))
         return self._promise(flight, entry, published)
 
     def _promise(self, flight: Flight, entry: Entry, published: Published) -> list[Promise]:
         self.unsynced.put_nowait(entry)
         self._events.tell("ready", entry.ref, size=entry.size, path=self.path_of(entry))
-        if not flight.waiters:
-            self.later(self._store.let_go(published.held))
-        return [self.grace.promise(flight.ref, published.held) for _ in range(flight.waiters)]
+        return self._promises(flight, published.held)
 
-    async def _prove(self, flight: Flight) -> list[Promise]:
-        """Check a shard that an unclean boot has left; no promises when it cannot be published again."""
+    def _promises(self, flight: Flight, held: Held) -> list[Promise]:
+        if not flight.waiters:
+            self.later(self._store.let_go(held))
+        return [self.grace.promise(flight.ref, held) for _ in range(flight.waiters)]
+
+    async def _prove(self, flight: Flight, source: Configured) -> list[Promise]:
+        """Check a shard that an unclean boot has left; no promises when it cannot be published again.
+
+        Nor where its origin is to be asked first whether it changed.
+        """
         entry = self.ledger.get(flight.ref)
         if entry is None or not entry.suspect:
             return []
@@ -328,6 +423,10 @@ class Cache:
             return []
         published = await self._store.restore(entry.ref, entry.name, entry.stamp)
         entry.stamp, entry.suspect = published.stamp, False
+        if flight.demand and not self._is_good(source, flight.ref):
+            self.unsynced.put_nowait(entry)
+            self.later(self._store.let_go(published.held))
+            return []
         self.ledger.land(flight)
         return self._promise(flight, entry, published)
 
@@ -378,10 +477,25 @@ class Cache:
 
     async def lose(self, entry: Entry) -> None:
         """A shard is not what was published: it leaves, whoever holds it, and is fetched again when it is asked for."""
-        if self.ledger.get(entry.ref) is entry:
-            self.grace.release(entry.ref)
+        if self.ledger.has(entry):
+            if not entry.past:
+                self.grace.release(entry.ref)
             self.ledger.take_out(entry)
             await self.trash.discard(entry)
+
+    async def retire(self, entries: Collection[Entry]) -> None:
+        """Move earlier versions to trash that nobody holds any more."""
+        await self.unshadow([source.name for source in self.sources.all() if source.direct])
+        going = [entry for entry in entries if entry.past and self.ledger.has(entry)]
+        for entry in going:
+            self.ledger.take_out(entry)
+        await self.trash.evict(going, "replaced")
+
+    async def unshadow(self, direct: Collection[str]) -> None:
+        """Earlier versions that lie where readers of these sources look without asking go, whoever holds them."""
+        for entry in self.ledger.past():
+            if entry.ref.source in direct and unversioned(entry.name) == entry.name:
+                await self.lose(entry)
 
     @contextlib.asynccontextmanager
     async def renewing(self, sources: Collection[str]) -> AsyncIterator[None]:
@@ -406,7 +520,8 @@ class Cache:
             self._end(flight, task)
         await self.without_flights(source)
         while True:
-            for entry in [entry for entry in self.ledger.entries() if entry.ref.source == source]:
+            here = [*self.ledger.entries(), *self.ledger.past()]
+            for entry in [entry for entry in here if entry.ref.source == source]:
                 await self.lose(entry)
             if not (moves := self.trash.moves(source)):
                 return

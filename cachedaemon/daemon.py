@@ -20,7 +20,6 @@ from cachedaemon.cache import Cache
 from cachedaemon.config import Settings, changes
 from cachedaemon.errors import CacheDaemonError, ConfigError
 from cachedaemon.events import Events
-from cachedaemon.fetch import Turns
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Caps
@@ -31,6 +30,7 @@ from cachedaemon.server import Api, Runner, View, Watch, application, scraping
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
 from cachedaemon.store.layout import Layout, Modes
+from cachedaemon.turns import Turns
 from cachedaemon.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -245,6 +245,7 @@ class Daemon:
             async with self._marking:
                 marks = [source.mark for source in made]
                 async with self.cache.renewing(await self.store.outdated(marks)):
+                    await self.cache.unshadow([source.name for source in made if source.direct])
                     await self.store.renew(marks)
                     unused = self.sources.take(made)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,6 +27,10 @@ class Entry:
     suspect: bool = False
     checked: bool = True
     """False for what was found at start, until its size was compared with its meta file."""
+    asked: float = -math.inf
+    """When the origin was last known to have this version; of a source that asks it again."""
+    past: bool = False
+    """Another version has taken its place: nobody is sent to it any more, and it goes when nobody holds it."""
 
 
 Rank = tuple[bool, bool, int]
@@ -56,10 +61,16 @@ class Flight:
     """Bytes of the object that have come in this try."""
     size: int | None = None
     """Bytes, as the origin announced in the last try."""
+    asked: float = -math.inf
+    """When the origin was last asked."""
     wanted: Need | None = None
     """Room to wait for before the origin is asked again."""
     cause: Exception | None = None
     """Why the last try failed."""
+    failed: int = 0
+    """Failures in a row."""
+    in_parts: bool = True
+    """False once the origin sent something else when it was asked for a part."""
     line: Line | None = None
     """Where it stands, if it waits in one."""
 

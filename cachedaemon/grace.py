@@ -19,17 +19,18 @@ UNANSWERED = 5.0
 
 
 @dataclass(eq=False, slots=True)
-class Promise:
-    """One answer's hold on a shard."""
-
+class _Hold:
     ref: Ref
-    timer: asyncio.TimerHandle | None = None
+    held: Held
+    promises: set[Promise] = field(default_factory=set)
 
 
 @dataclass(eq=False, slots=True)
-class _Hold:
-    held: Held
-    promises: set[Promise] = field(default_factory=set)
+class Promise:
+    """One answer's hold on a shard."""
+
+    hold: _Hold
+    timer: asyncio.TimerHandle | None = None
 
 
 class Grace:
@@ -51,17 +52,14 @@ class Grace:
     def promise(self, ref: Ref, held: Held) -> Promise:
         """Keep `held` for one answer. A shard has one lease, the first: a second one is given back.
 
-        What was promised of a shard that has gone and was published anew is void.
+        What was promised of an earlier version stays promised.
         """
         hold = self._holds.get(ref)
-        if hold is not None and hold.held.stamp[:2] != held.stamp[:2]:
-            self.release(ref)
-            hold = None
-        if hold is None:
-            hold = self._holds[ref] = _Hold(held)
+        if hold is None or hold.held.stamp[:2] != held.stamp[:2]:
+            hold = self._holds[ref] = _Hold(ref, held)
         elif hold.held is not held:
             self._let_go(held)
-        promise = Promise(ref)
+        promise = Promise(hold)
         hold.promises.add(promise)
         self._run(promise, max(self.seconds, UNANSWERED))
         return promise
@@ -80,11 +78,12 @@ class Grace:
         if promise.timer is not None:
             promise.timer.cancel()
             promise.timer = None
-        hold = self._holds.get(promise.ref)
-        if hold is not None and promise in hold.promises:
+        hold = promise.hold
+        if promise in hold.promises:
             hold.promises.discard(promise)
             if not hold.promises:
-                del self._holds[promise.ref]
+                if self._holds.get(hold.ref) is hold:
+                    del self._holds[hold.ref]
                 self._let_go(hold.held)
 
     def release(self, ref: Ref) -> None:
@@ -100,4 +99,5 @@ class Grace:
         for promise in hold.promises:
             if promise.timer is not None:
                 promise.timer.cancel()
+        hold.promises.clear()
         return hold.held

@@ -9,6 +9,7 @@ reservation can pass the caps in between.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,8 @@ class Ledger:
         self.per_source: dict[str, list[int]] = {}
         """Shards and bytes of each source that are published; what is to go counts until it has gone."""
         self._ready: dict[Ref, Entry] = {}
+        self._past: set[Entry] = set()
+        """Earlier versions, which stay at their paths until nobody holds them."""
         self._recency: Recency[Entry] = Recency()
         self._busy: set[Entry] = set()
         """Ready, but a reader held them when they were last tried: out of the order of eviction until `recheck`."""
@@ -58,8 +61,12 @@ class Ledger:
     # ---- what is here
 
     def __len__(self) -> int:
-        """Published and suspect shards; one that is to go counts until it has gone."""
-        return len(self._ready) + len(self._leaving)
+        """Published and suspect shards, each version; one that is to go counts until it has gone."""
+        return self._here + len(self._leaving)
+
+    @property
+    def _here(self) -> int:
+        return len(self._ready) + len(self._past)
 
     @property
     def bytes(self) -> int:
@@ -77,12 +84,23 @@ class Ledger:
         return len(self._busy)
 
     def get(self, ref: Ref) -> Entry | None:
-        """The shard, if it is published or suspect."""
+        """The shard, if it is published or suspect: its latest version."""
         return self._ready.get(ref)
 
+    def version(self, ref: Ref, name: str) -> Entry | None:
+        """The version of a shard that is published under this name, be it an earlier one."""
+        latest = self._ready.get(ref)
+        if latest is not None and latest.name == name:
+            return latest
+        return next((entry for entry in self._past if entry.ref == ref and entry.name == name), None)
+
     def entries(self) -> Iterator[Entry]:
-        """All, in no order."""
+        """All shards, in no order."""
         return iter(self._ready.values())
+
+    def past(self) -> list[Entry]:
+        """Earlier versions that are here still."""
+        return list(self._past)
 
     def page(self, source: str | None, prefix: str, after: Ref | None, limit: int) -> list[Entry]:
         """Shards in the order of source and key, after a place."""
@@ -106,16 +124,46 @@ class Ledger:
         self._recency.add(entry)
         self._count(entry, 1)
 
+    def supersede(self, entry: Entry) -> None:
+        """Nobody is sent to this version any more. It goes before all others, once nobody holds it."""
+        if not self.has(entry) or entry.past:
+            return
+        self._unindex(entry)
+        entry.past, entry.used = True, -math.inf
+        self._index(entry)
+        self._recency.add(entry)
+
+    def revive(self, entry: Entry, used: float) -> None:
+        """The origin has an earlier version again: it is the latest now, in the place of the other."""
+        if not entry.past:
+            return
+        if (latest := self._ready.get(entry.ref)) is not None:
+            self.supersede(latest)
+        self._unindex(entry)
+        entry.past, entry.used = False, used
+        self._index(entry)
+        self._recency.add(entry)
+
+    def has(self, entry: Entry) -> bool:
+        """Whether it is here, and not about to go."""
+        return entry in self._past or self._ready.get(entry.ref) is entry
+
     def _index(self, entry: Entry) -> None:
-        assert entry.ref not in self._ready
-        self._ready[entry.ref] = entry
+        if entry.past:
+            self._past.add(entry)
+        else:
+            assert entry.ref not in self._ready
+            self._ready[entry.ref] = entry
+            self._sorted = None
         self._bytes += entry.blocks
-        self._sorted = None
 
     def _unindex(self, entry: Entry) -> None:
-        del self._ready[entry.ref]
+        if entry.past:
+            self._past.remove(entry)
+        else:
+            del self._ready[entry.ref]
+            self._sorted = None
         self._bytes -= entry.blocks
-        self._sorted = None
         self._recency.discard(entry)
         self._busy.discard(entry)
 
@@ -170,9 +218,11 @@ class Ledger:
         return [flight for flight in self._granted if flight.slot]
 
     def commit(self, flight: Flight, entry: Entry) -> None:
-        """The flight's shard is published."""
+        """The flight's shard is published; an earlier version makes way."""
         entry.unread_of = None if flight.demand else flight.job
         self.land(flight)
+        if (before := self._ready.get(entry.ref)) is not None:
+            self.supersede(before)
         self.add(entry)
 
     # ---- room
@@ -205,7 +255,7 @@ class Ledger:
         caps = self.caps
         shards = -1
         if caps.max_shards:
-            used = len(self._ready) + len(self._leaving) + len(flights)
+            used = len(self) + len(flights)
             shards = used + (not flight.slot) - caps.max_shards
         pending = sum(max(0, other.room.bytes - other.written) for other in flights)
         room = pending + more - (disk.free - caps.min_free.of(disk.total))
@@ -242,7 +292,7 @@ class Ledger:
         if own and not self._could_go_later(flight, short):
             return Displaces()
         flying = sum(other is not flight for other in self._holding)
-        if not self._ready and not flying and short.shards <= 0:
+        if not self._here and not flying and short.shards <= 0:
             return self._disk_full(short, disk)
         return NotNow(self.leased, flying)
 
@@ -269,9 +319,10 @@ class Ledger:
         if not short.any():
             return victims, own
         for entry in self._recency.oldest_first():
-            if flight.job is not None and not flight.demand and entry.unread_of == flight.job:
+            mine = entry.ref == flight.ref  # the version that this flight replaces
+            if not mine and flight.job is not None and not flight.demand and entry.unread_of == flight.job:
                 own = True
-            elif entry.ref not in self.flights:
+            elif mine or entry.past or entry.ref not in self.flights:
                 self._leave(entry)
                 victims.append(entry)
                 short.take(entry)
@@ -316,7 +367,7 @@ class Ledger:
         """What must go because a cap was lowered, and is not known to be leased; `most` at once."""
         caps = self.caps
         flying = len(self._holding)
-        shards = len(self._ready) + len(self._leaving) + flying - caps.max_shards if caps.max_shards else -1
+        shards = len(self) + flying - caps.max_shards if caps.max_shards else -1
         room = self._bytes + self.reserved - caps.max_bytes if caps.max_bytes else -1
         short = _Short(shards - len(self._leaving), room, -1)
         nobody = Flight(Ref("", ""), 0, demand=True)
@@ -326,12 +377,12 @@ class Ledger:
         """Whether the caps are passed by what is here (they were lowered, and readers hold it)."""
         caps = self.caps
         flying = len(self._holding)
-        shards = bool(caps.max_shards) and len(self._ready) + flying > caps.max_shards
+        shards = bool(caps.max_shards) and self._here + flying > caps.max_shards
         return shards or (bool(caps.max_bytes) and self._bytes + self.reserved > caps.max_bytes)
 
     def take_out(self, entry: Entry) -> None:
         """A shard is chosen to go by name."""
-        if self._ready.get(entry.ref) is entry:
+        if self.has(entry):
             self._leave(entry)
 
     def _leave(self, entry: Entry) -> None:
@@ -351,6 +402,8 @@ class Ledger:
         """A shard that was to go stays: somebody holds it, or it was not needed."""
         if not self._left(entry):
             return
+        if entry.ref in self._ready:  # another version came meanwhile
+            entry.past, entry.used = True, -math.inf
         self._index(entry)
         if busy:
             self._busy.add(entry)
@@ -391,7 +444,7 @@ class Ledger:
 
     def clear(self) -> Iterable[Entry]:
         """The cache directory was removed: nothing is here any more."""
-        gone = list(self._ready.values())
+        gone = [*self._ready.values(), *self._past]
         for entry in gone:
             self._leave(entry)
         for entry in list(self._leaving):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from cachedaemon.checksums import Vouched
 from cachedaemon.config import Fetch, Source
 from cachedaemon.errors import BadRequest, CacheDaemonError, UnknownSource
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Ref
-from cachedaemon.origins import Origin, origin_of
+from cachedaemon.model import Ref, Validators
+from cachedaemon.origins import Origin, Stream, origin_of
 from cachedaemon.store import SourceMark
-from cachedaemon_client.names import name_of
+from cachedaemon_client.names import name_of, versioned
 
 LOOK = 10.0
 """Seconds after which a source that is looked at counts as one that does not answer."""
@@ -33,6 +34,29 @@ class Configured:
     def direct(self) -> bool:
         """Whether readers may lease without asking: its shards never change."""
         return self.settings.revalidate == "never"
+
+    def open(self, key: str, known: Validators | None) -> AbstractAsyncContextManager[Stream | None]:
+        """See `Origin.open`."""
+        return self.origin.open(key, known)
+
+    def believes(self, age: float) -> bool:
+        """Whether a shard may be given out without asking the origin, which was asked so many seconds ago."""
+        said = self.settings.revalidate
+        return said == "never" or (isinstance(said, float) and age < said)
+
+    @property
+    def outlasts(self) -> bool:
+        """Whether what is here is given out while the origin cannot be asked: its word holds for some time anyway."""
+        return isinstance(self.settings.revalidate, float)
+
+    def until(self, seconds: float) -> float:
+        """How much later than now the origin would have been asked, if its word held for `seconds` from now."""
+        said = self.settings.revalidate
+        return seconds - said if isinstance(said, float) else 0.0
+
+    def name_of(self, key: str, digest: str) -> str:
+        """The file name of a shard, or of the version of it that has this digest."""
+        return name_of(key) if self.direct else versioned(name_of(key), digest)
 
     @property
     def mark(self) -> SourceMark:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from cachedaemon.entries import Entry
 from cachedaemon.events import Events
@@ -35,6 +36,8 @@ class Trash:
         self._changed = changed
         self._thrown: asyncio.Queue[tuple[str, Need]] = asyncio.Queue()
         self._moving: dict[Ref, asyncio.Future[None]] = {}
+        self._moving_past: dict[Entry, asyncio.Future[None]] = {}
+        """Likewise earlier versions, which nobody waits for but who has a source forgotten."""
         store.displaced = self._leftover
 
     def moving(self, ref: Ref) -> asyncio.Future[None] | None:
@@ -43,7 +46,8 @@ class Trash:
 
     def moves(self, source: str) -> list[asyncio.Future[None]]:
         """Likewise for all shards of a source."""
-        return [move for ref, move in self._moving.items() if ref.source == source]
+        past = [move for entry, move in self._moving_past.items() if entry.ref.source == source]
+        return past + [move for ref, move in self._moving.items() if ref.source == source]
 
     async def evict(self, victims: Sequence[Entry], reason: str) -> None:
         """Move shards that have left the index to trash; those that somebody holds go back into it."""
@@ -60,12 +64,18 @@ class Trash:
 
         What nobody decided on by the end goes back.
         """
-        move = self._moving[entry.ref] = asyncio.get_running_loop().create_future()
+        move: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if entry.past:
+            forget = partial(self._moving_past.pop, entry)
+            self._moving_past[entry] = move
+        else:
+            forget = partial(self._moving.pop, entry.ref)
+            self._moving[entry.ref] = move
 
         def ended() -> None:
             self._ledger.put_back(entry)
             if not move.done():
-                del self._moving[entry.ref]
+                forget()
                 move.set_result(None)
 
         try:

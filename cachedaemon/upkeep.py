@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 NOTE_USES = 1.0
 """Seconds that a last use may be missing on the disk."""
 LOOK_AT_PLANS = 1.0
+LOOK_AT_PAST = 1.0
 SLOW_RETRY = 5.0
 
 
@@ -30,13 +31,23 @@ def admit(cache: Cache, opened: Opened) -> None:
     now, wall = time.monotonic(), time.time()
     for found in sorted(opened.found, key=lambda one: one.used):
         entry = _entry(found, now - max(0.0, wall - found.used))
-        cache.ledger.add(entry)
+        _add(cache, entry)
         if found.used > wall:
             cache.used[found.ref] = entry  # written back, or it would stay the last for years
     for path, room in opened.trash:
         cache.ledger.leftover(room)
         cache.trash.throw(path, room)
     cache.room.changed()  # a cap may be lower than it was
+
+
+def _add(cache: Cache, entry: Entry) -> None:
+    """Of the versions of one shard the one that was published last is in force: each has a later mtime than all before."""
+    other = cache.ledger.get(entry.ref)
+    if other is not None and other.stamp.mtime_ns > entry.stamp.mtime_ns:
+        entry.past = True
+    elif other is not None:
+        cache.ledger.supersede(other)
+    cache.ledger.add(entry)
 
 
 def _entry(found: Found, used: float) -> Entry:
@@ -65,7 +76,7 @@ class Upkeep:
     async def run(self) -> None:
         """All of it, for ever."""
         async with asyncio.TaskGroup() as group:
-            for work in (self._note, self._sync, self._scan, self._prove, self._end_plans):
+            for work in (self._note, self._sync, self._scan, self._prove, self._end_plans, self._end_past):
                 group.create_task(self._lasting(work.__name__.strip("_"), work))
             group.create_task(self._lasting("room", self._cache.room.keep))
             group.create_task(self._lasting("trash", self._cache.trash.empty))
@@ -124,12 +135,12 @@ class Upkeep:
 
     async def look(self) -> None:
         """Compare everything with the disk, once."""
-        entries = {entry.ref: entry for entry in self._cache.ledger.entries()}
-        known = [self._known(entry) for entry in entries.values()]
+        entries = list(self._cache.ledger.entries())
+        known = [self._known(entry) for entry in entries]
         lost = set(await self._store.changed(known))
-        for ref, entry in entries.items():
-            if ref in lost:
-                log.warning("%s was changed or removed by somebody else", ref)
+        for entry in entries:
+            if entry.ref in lost:
+                log.warning("%s was changed or removed by somebody else", entry.ref)
                 await self._lose(entry)
             else:
                 entry.checked = True
@@ -156,6 +167,13 @@ class Upkeep:
             await self._cache.bring(ref.source, ref.key, CHECK)
         except CacheDaemonError as cause:  # it stays suspect: whoever asks for it has it checked
             log.warning("%s is not checked yet: %s", ref, cause)
+
+    async def _end_past(self) -> None:
+        """An earlier version goes when nobody holds it; the kernel tells nobody when that is."""
+        while True:
+            await asyncio.sleep(LOOK_AT_PAST)
+            if past := self._cache.ledger.past():
+                await self._cache.retire(past)
 
     async def _end_plans(self) -> None:
         """A plan ends with its owner."""

@@ -24,7 +24,7 @@ from cachedaemon.config.secret import Secret
 from cachedaemon.config.values import Address, Share
 from cachedaemon.errors import ConfigError
 
-NOT_YET = ("urls", "revalidate", "endpoint", "region", "anonymous", "credentials", "etl")
+NOT_YET = ("urls", "endpoint", "region", "anonymous", "credentials", "etl")
 """Settings of a source whose effect is not built: anything but their default is refused, never ignored."""
 
 SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}")

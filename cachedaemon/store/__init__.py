@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from cachedaemon.model import Disk, Meta, Need, Ref, Stamp
+from cachedaemon.digests import Piece
+from cachedaemon.model import Digest, Disk, Meta, Need, Ref, Stamp, Validators
 from cachedaemon.store import disk, removal, scan
 from cachedaemon.store.directory import Directory, Opened, SourceMark
 from cachedaemon.store.disk import Held, Staged, disk_error
@@ -26,7 +27,6 @@ from cachedaemon.store.trouble import Trouble
 from cachedaemon_client import lease
 from cachedaemon_client.member_table import Table
 from cachedaemon_client.members import StaleTable
-from cachedaemon_client.names import name_of
 
 WRITERS = 8
 REAPERS = 2
@@ -157,15 +157,20 @@ class Store:
         with self._mapped("sealing a member table"):
             await to_end(self._writers, disk.seal_path, self.layout.new_table(source, staged.number), self.modes)
 
-    async def write(self, staged: Staged, pieces: Sequence[bytes | memoryview]) -> None:
+    async def write(self, staged: Staged, pieces: Sequence[Piece]) -> None:
         """Append to a staged file."""
         with self._mapped("writing a transfer"):
             await to_end(self._writers, staged.write, pieces)
 
-    async def expect(self, staged: Staged, size: int) -> None:
-        """The size of a staged file is known."""
+    async def write_at(self, staged: Staged, start: int, pieces: Sequence[Piece]) -> None:
+        """Write a stretch of a staged file that nobody else writes."""
+        with self._mapped("writing a transfer"):
+            await to_end(self._writers, staged.write_at, start, pieces)
+
+    async def expect(self, staged: Staged, size: int | None, digests: Iterable[Digest] = ()) -> None:
+        """What is known of a staged file beforehand."""
         with self._mapped("preparing a transfer"):
-            await to_end(self._writers, staged.expect, size)
+            await to_end(self._writers, staged.expect, size, digests)
 
     async def seal(self, staged: Staged) -> Sealed:
         """The file is complete: give it its mode, its group and an mtime that no other shard has."""
@@ -183,17 +188,18 @@ class Store:
         self._mtime = max(time.time_ns(), self._mtime + 1)
         return self._mtime
 
-    async def publish(self, ref: Ref, staged: Staged, sealed: Sealed, meta: Meta) -> Published:
+    async def publish(self, ref: Ref, name: str, staged: Staged, sealed: Sealed, meta: Meta) -> Published:
         """Make a shard visible: meta and member table first, its own rename last. Its shared lock is held already."""
         aside = self._trash_place()
         with self._mapped(f"publishing {ref}"):
-            published, displaced = await committed(self._steps, self._publish, ref, staged, sealed, meta, aside)
+            published, displaced = await committed(self._steps, self._publish, ref, name, staged, sealed, meta, aside)
         await self._tell([aside] if displaced else [])
         return published
 
-    def _publish(self, ref: Ref, staged: Staged, sealed: Sealed, meta: Meta, aside: str) -> tuple[Published, bool]:
+    def _publish(  # noqa: PLR0913, PLR0917 - what is published, and what it is called
+        self, ref: Ref, name: str, staged: Staged, sealed: Sealed, meta: Meta, aside: str
+    ) -> tuple[Published, bool]:
         """What stands in its place without being in the ledger goes first: the new meta file would vouch for it."""
-        name = name_of(ref.key)
         displaced = disk.move_aside(self.layout.shard(ref.source, name), aside)
         beside = self.layout.beside(ref.source, staged.number)
         try:
@@ -303,6 +309,28 @@ class Store:
             return digest(self.layout.suspect(ref.source, name)) == meta.digest
         except OSError:
             return False
+
+    async def validators(self, ref: Ref, name: str) -> Validators | None:
+        """What the origin said of the version that is here; None where the disk does not tell."""
+        try:
+            meta = await to_end(self._background, disk.read_meta, self.layout.meta(ref.source, name))
+        except OSError:
+            return None
+        return meta.validators if meta is not None else None
+
+    async def note_validators(self, ref: Ref, name: str, validators: Validators) -> None:
+        """The origin says something else of the same bytes."""
+        with self._mapped(f"noting what the origin says of {ref}"):
+            await committed(self._steps, self._note_validators, ref, name, validators)
+
+    def _note_validators(self, ref: Ref, name: str, validators: Validators) -> None:
+        place = self.layout.meta(ref.source, name)
+        meta = disk.read_meta(place)
+        if meta is not None:
+            beside = self.layout.beside(ref.source, self._directory.numbers.next())
+            used = os.stat(place).st_mtime
+            disk.write_meta(replace(meta, validators=validators), beside, self.modes, used, durable=meta.synced)
+            os.rename(beside, place)
 
     async def make_durable(self, ref: Ref, name: str, stamp: Stamp, used: float) -> bool:
         """Sync a shard and mark its meta file so; False when it went meanwhile. OSError when the disk fails."""

@@ -65,6 +65,9 @@ class Directory:
             count = start.set_suspects_aside(self.layout, self.numbers)
             if count:
                 warnings.append(f"the machine was booted since: {count} shards are checked before they are served")
+        for source in sources:
+            if source.direct:
+                start.unshadow(self.layout, source.name, self.numbers)
         gone = self._renew(sources)
         warnings += [f"source {name!r} was configured anew: what it brought goes" for name in _shards_of(gone)]
         seen = scan.scan(self.layout, [source.name for source in sources])

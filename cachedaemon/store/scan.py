@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cachedaemon.model import Meta, Ref, Stamp
 from cachedaemon.store.disk import fits, read_meta, stamp_of
 from cachedaemon.store.layout import FILES, FOLDERS, Layout
-from cachedaemon_client.names import key_of, name_of
+from cachedaemon_client.names import key_of, name_of, unversioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,19 @@ def _scan_source(layout: Layout, source: str, result: Scan) -> None:
 def _found(
     layout: Layout, source: str, entry: os.DirEntry[str], meta: os.DirEntry[str] | None, *, suspect: bool
 ) -> Found | None:
-    """A shard with a meta file; its content is read only where the name does not say everything."""
+    """A shard with a meta file; its content is read only where the name does not say everything.
+
+    Of a source that asks its origin again each version is one.
+    """
     if meta is None or entry.is_symlink():
         return None
     seen = entry.stat(follow_symlinks=False)
-    key, said = key_of(entry.name), None
+    name = unversioned(entry.name)
+    key, said = key_of(name), None
     if key is None or not stat.S_ISREG(seen.st_mode):
         said = read_meta(layout.meta(source, entry.name))
         key = said.key if said is not None and (stat.S_ISREG(seen.st_mode) or fits(said, seen)) else None
-        if not key or name_of(key) != entry.name:
+        if not key or name_of(key) != name:
             return None
     size, blocks, inodes = _extent(seen, said)
     used = meta.stat(follow_symlinks=False).st_mtime

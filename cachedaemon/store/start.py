@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cachedaemon.errors import StartError
 from cachedaemon.store import disk
 from cachedaemon.store.layout import FOLDERS, Layout, Modes
+from cachedaemon_client.names import unversioned
 from cachedaemon_client.places import boot_id
 from cachedaemon_client.wire import FORMAT
 
@@ -247,6 +248,17 @@ def _set_aside(layout: Layout, source: str, entry: os.DirEntry[str], numbers: Nu
         os.rename(place, layout.trash(numbers.next()))
     os.rename(entry.path, place)
     return True
+
+
+def unshadow(layout: Layout, source: str, numbers: Numbers) -> None:
+    """Move away earlier versions that lie where readers look without asking: this source asked its origin again before."""
+    folder = layout.shard(source, "")
+    for entry in list(os.scandir(folder)) if os.path.isdir(folder) else ():
+        place = layout.shard(source, unversioned(entry.name))
+        if unversioned(entry.name) == entry.name or not os.path.lexists(place):
+            continue
+        if os.lstat(place).st_mtime_ns < entry.stat(follow_symlinks=False).st_mtime_ns:
+            disk.move_aside(place, layout.trash(numbers.next()))
 
 
 class Went(NamedTuple):

@@ -12,7 +12,7 @@ from cachedaemon_client import places, process, view
 from cachedaemon_client.errors import BadRequest, CacheError, DaemonUnavailable, LocksNotShared, Refused, SourceUnknown
 from cachedaemon_client.folder import WHOLE, OpenFolder
 from cachedaemon_client.lease import Busy, Gone, give_back, take
-from cachedaemon_client.names import SOURCE_NAMES, is_source, name_of
+from cachedaemon_client.names import SOURCE_NAMES, is_source, name_of, unversioned
 from cachedaemon_client.plan import Order
 from cachedaemon_client.reporter import Reporter
 from cachedaemon_client.shard import Shard
@@ -147,7 +147,7 @@ class Local(Generic[P]):
     def lease(self, said: dict[str, Any], key: str) -> Shard | None:
         """Lease what an answer to `acquire` named; None when it was evicted again meanwhile."""
         path = self._here(said["path"], key)
-        if path.rpartition("/")[2] != name_of(key):
+        if unversioned(path.rpartition("/")[2]) != name_of(key):
             message = f"{self.source}/{key}: the answer is another shard's: {path}"
             raise CacheError(message, code=ASTRAY, source=self.source, key=key, retryable=True)
         shard = Shard(self, key, path, said["result"] == "hit")

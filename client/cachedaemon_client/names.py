@@ -23,6 +23,7 @@ _ALL_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
 # Escapes of exactly those bytes that do not stand for themselves: what matches is the name of one key, and of no other.
 _ESCAPE = r"%(?:[0189A-F][0-9A-F]|2[0-9A-CF]|3[A-F]|40|5[B-E]|60|7[B-F])"
 _SPELLED = re.compile(rf"(?:[A-Za-z0-9_-]|%2E|{_ESCAPE})(?:[A-Za-z0-9._-]|{_ESCAPE})*\Z")
+_VERSION = re.compile(r"@[0-9a-f]{8}\Z")
 _SOURCE = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 SOURCE_NAMES = "lower-case letters, digits, . _ -, a letter or digit first"
 """What may be the name of a source, in words."""
@@ -63,6 +64,16 @@ def key_of(name: str) -> str | None:
         return unquote_to_bytes(name).decode()
     except UnicodeDecodeError:
         return None
+
+
+def versioned(name: str, digest: str) -> str:
+    """The file name of one version of a shard that may change: with the first 8 hex digits of its digest."""
+    return f"{name}@{digest.rpartition(':')[2][:8]}"
+
+
+def unversioned(name: str) -> str:
+    """The same name for all versions of a shard. No key's name has an `@`, so nothing else ends so."""
+    return _VERSION.sub("", name)
 
 
 def is_shortened(name: str) -> bool:

@@ -18,11 +18,24 @@ from cachedaemon.model import Meta, Ref
 from cachedaemon.store import Opened, Published, SourceMark, Store, directory, disk, removal, scan, start
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon_client import lease
+from cachedaemon_client.names import name_of
 from tests.fakes import content
 
-CALLS = {"open", "write", "writev", "pwrite", "rename", "unlink", "mkdir", "makedirs", "rmdir", "ftruncate", "truncate"}
+CALLS = {
+    "open",
+    "write",
+    "pwritev",
+    "pwrite",
+    "rename",
+    "unlink",
+    "mkdir",
+    "makedirs",
+    "rmdir",
+    "ftruncate",
+    "truncate",
+}
 CALLS |= {"chmod", "fchmod", "chown", "fchown", "utime", "stat", "lstat", "fstat", "scandir", "fsync", "fdatasync"}
-CALLS |= {"statvfs"}
+CALLS |= {"statvfs", "preadv"}
 SIZE = 5000
 
 
@@ -114,7 +127,7 @@ async def publish(store: Store, key: str, *, folder: bool = False, size: int = S
         await asyncio.to_thread(Path(store.table_of("s", staged)).write_bytes, b"table")
         digest = f"tree-{staged.digest}" if folder else staged.digest
         meta = Meta(key, size, digest, sealed.blocks, 3, time.time())
-        published = await store.publish(Ref("s", key), staged, sealed, meta)
+        published = await store.publish(Ref("s", key), name_of(key), staged, sealed, meta)
         published.close()
     return published
 

@@ -43,18 +43,20 @@ async def test_one_lease_a_shard() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_shard_that_was_published_anew_is_held_itself() -> None:
-    """Promises of the one before are void, and their ends harm nothing."""
+async def test_each_version_is_held_as_long_as_it_is_promised() -> None:
+    """A new version has a lease of its own, and the one before keeps its own until its promises have ended."""
     back: list[Held] = []
     grace = Grace(60, back.append)
-    old = grace.promise(A, gone := held(inode=1))
+    old = grace.promise(A, before := held(inode=1))
     new = grace.promise(A, here := held(inode=2))
-    assert back == [gone]
+    assert not back
     assert grace.held(A) is here
     grace.end(old)
+    assert back == [before]
     assert grace.held(A) is here
     grace.end(new)
-    assert back == [gone, here]
+    assert back == [before, here]
+    assert grace.held(A) is None
 
 
 @pytest.mark.asyncio
