@@ -14,7 +14,7 @@ from cachedaemon.archives.workers import Workers
 from cachedaemon.config import Source
 from cachedaemon.entries import Flight
 from cachedaemon.errors import BadArchive
-from cachedaemon.fetch import INODES
+from cachedaemon.landing import INODES
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Meta, Need, Ref, Validators
 from cachedaemon.store import Sealed, Staged, Store

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedaemon import fetch
+from cachedaemon import fetch, turns
 from cachedaemon.entries import Flight, Line
 from cachedaemon.errors import BadArchive, CacheDaemonError, Corrupt, Missing, NoSpace, OriginRefused, OriginUnavailable
-from cachedaemon.fetch import Stops, Turns, pause, tries
+from cachedaemon.fetch import Stops, pause, tries
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
+from cachedaemon.turns import Turns
 
 
 def flight(order: int, *, source: str = "s", demand: bool = True) -> Flight:
@@ -161,7 +162,7 @@ async def test_an_origin_that_asks_for_a_pause_gets_it_from_all_and_other_source
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_a_source_is_never_held_for_long_because_of_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "LONGEST_HOLD", 0.05)
+    monkeypatch.setattr(turns, "LONGEST_HOLD", 0.05)
     ground = Ground(Turns(4, {"s": 1}, {}))
     await ground.start(flight(1), flight(2))
     await ground.end(1, OriginUnavailable("busy", retry_after=300))
