@@ -345,6 +345,21 @@ def test_the_folder_was_removed() -> None:
     assert (len(ledger), ledger.bytes) == (0, 0)
 
 
+def test_a_version_that_comes_back_after_its_successor_is_past() -> None:
+    """It was to go, a reader held it, and meanwhile the next one was published."""
+    ledger = filled(2, caps(4))
+    old = ledger.get(Ref("s", "old0"))
+    assert old is not None
+    ledger.take_out(old)
+    flight = ask(ledger, "old0")
+    assert isinstance(ledger.reserve(flight, Need(MB), ROOMY), Granted)
+    ledger.commit(flight, new := entry("old0", 9.0))
+    ledger.put_back(old, busy=True)
+    assert ledger.get(Ref("s", "old0")) is new
+    assert ledger.past() == [old]
+    assert len(ledger) == 3
+
+
 # ---- random steps
 
 
@@ -387,21 +402,27 @@ class Walk(RuleBasedStateMachine):
 
     def _evict(self, victims: tuple[Entry, ...], flight: Flight | None, data: st.DataObject) -> None:
         """What was chosen is the first of all that could go, in the order of last use."""
-        flying = {other.ref for other in self.flights}
         own = flight.job if flight is not None and not flight.demand else None
-        can = [e for e in self.ready if e not in self.busy and e.ref not in flying]
-        can = [e for e in can if own is None or e.unread_of != own]
+        can = [e for e in self.ready if e not in self.busy and not self._pinned(e, flight)]
+        can = [e for e in can if own is None or e.unread_of != own or (flight is not None and e.ref == flight.ref)]
         can.sort(key=lambda e: e.used)
         assert [e.used for e in victims] == [e.used for e in can[: len(victims)]]
         assert not self.busy & set(victims)
         for one in victims:
             self._goes(one, data.draw(st.sampled_from(["evicted", "evicted", "busy", "gone"])))
 
+    def _pinned(self, one: Entry, flight: Flight | None) -> bool:
+        """Whether the origin is being asked about it for others than this flight."""
+        mine = flight is not None and one.ref == flight.ref
+        return not mine and not one.past and one.ref in {other.ref for other in self.flights}
+
+    def _latest(self, ref: Ref) -> Entry | None:
+        return next((one for one in self.ready if one.ref == ref and not one.past), None)
+
     @rule(key=st.integers(0, 9), job=st.sampled_from([None, None, "j", "k"]), source=st.sampled_from("ab"))
     def join(self, key: int, job: str | None, source: str) -> None:
+        """What is here may be joined for too: its origin is asked whether it changed."""
         ref = Ref(source, str(key))
-        if any(one.ref == ref for one in self.ready):
-            return
         before = len(self.flights)
         known = next((flight for flight in self.flights if flight.ref == ref), None)
         waiters = known.waiters if known else 0
@@ -445,11 +466,10 @@ class Walk(RuleBasedStateMachine):
         if isinstance(verdict, Never):
             assert need.bytes > limits.max_bytes > 0
         if isinstance(verdict, NotNow) and flight.demand:
-            flying = {other.ref for other in self.flights}
-            assert all(one in self.busy or one.ref in flying for one in self.ready)
+            assert all(one in self.busy or self._pinned(one, flight) for one in self.ready)
         if isinstance(verdict, Displaces):
-            assert any(one.unread_of == flight.job for one in self.ready)
             mine = [one for one in self.ready if one.unread_of == flight.job]
+            assert mine
             mine_flying = [
                 o for o in self.flights if o.slot and o is not flight and o.job == flight.job and not o.demand
             ]
@@ -463,10 +483,27 @@ class Walk(RuleBasedStateMachine):
         flight = data.draw(st.sampled_from([flight for flight in self.flights if flight.slot]))
         size = flight.room.bytes
         self.flights.remove(flight)
-        one = Entry(flight.ref, flight.ref.key, Stamp(0, 0, 0, 0), size, size, 3, self._tick())
+        before = self._latest(flight.ref)
+        one = Entry(flight.ref, f"{flight.ref.key}@{self._tick()}", Stamp(0, 0, 0, 0), size, size, 3, self._tick())
         self.ledger.commit(flight, one)
         assert one.unread_of == (None if flight.demand else flight.job)
         self.ready.append(one)
+        if before is not None:
+            assert before.past
+            self.busy.discard(before)
+            assert before in self.ledger.past()
+
+    @precondition(lambda self: any(one.past for one in self.ready))
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        """The origin has an earlier version again."""
+        one = data.draw(st.sampled_from([one for one in self.ready if one.past]))
+        other = self._latest(one.ref)
+        self.ledger.revive(one, self._tick())
+        self.busy -= {one, other}
+        assert self.ledger.get(one.ref) is one
+        assert other is None or other.past
+        assert self.ledger.version(one.ref, one.name) is one
 
     @precondition(lambda self: self.flights)
     @rule(data=st.data())
@@ -494,7 +531,8 @@ class Walk(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.ready))
         self.busy.discard(one)
         self.ledger.take_out(one)
-        assert self.ledger.get(one.ref) is None
+        assert not self.ledger.has(one)
+        assert one.past or self.ledger.get(one.ref) is None
         self._goes(one, outcome)
 
     @precondition(lambda self: self.trash)
@@ -518,14 +556,15 @@ class Walk(RuleBasedStateMachine):
             assert (shards and self._shards() > shards) or held > size * MB
             self._evict(surplus, None, data)
         if self.ledger.is_over():
-            flying = {other.ref for other in self.flights}
-            assert all(one in self.busy or one.ref in flying for one in self.ready)
+            assert all(one in self.busy or self._pinned(one, None) for one in self.ready)
 
     @invariant()
     def counts(self) -> None:
         ledger = self.ledger
         assert len(ledger) == len(self.ready)
-        assert {one.ref: one for one in self.ready} == {one.ref: one for one in ledger.entries()}
+        latest = [one for one in self.ready if not one.past]
+        assert {one.ref: one for one in latest} == {one.ref: one for one in ledger.entries()}
+        assert set(ledger.past()) == {one for one in self.ready if one.past}
         assert ledger.bytes == sum(one.blocks for one in [*self.ready, *self.trash])
         assert ledger.reserved == sum(flight.room.bytes for flight in self.flights)
         assert ledger.leased == len(self.busy)
@@ -533,7 +572,7 @@ class Walk(RuleBasedStateMachine):
         for source in "ab":
             mine = [one for one in self.ready if one.ref.source == source]
             assert ledger.per_source.get(source, [0, 0]) == [len(mine), sum(one.blocks for one in mine)]
-        assert [e.ref for e in ledger.page(None, "", None, 99)] == sorted(one.ref for one in self.ready)
+        assert [e.ref for e in ledger.page(None, "", None, 99)] == sorted(one.ref for one in latest)
 
 
 TestWalk = pytest.mark.timeout(180)(Walk.TestCase)
