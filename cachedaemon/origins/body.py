@@ -73,6 +73,14 @@ class Body:
         return Cut(f"{self._ref}: got {self._content.total_bytes} of {expected} bytes{why}")
 
 
+def let_go(response: aiohttp.ClientResponse) -> None:
+    """Keep its connection for the next request, or abort it in mid-body: a TLS farewell would go on taking bytes in."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None and not response.content.is_eof():
+        connection.transport.abort()
+    response.release()
+
+
 @contextmanager
 def ended_with_connection(response: aiohttp.ClientResponse) -> Iterator[None]:
     """While a body is read, its connection's end ends it too.

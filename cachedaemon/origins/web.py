@@ -8,7 +8,7 @@ is all that an origin which speaks HTTP needs; what it asks for and how it reads
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from cachedaemon.config import Fetch, Source
 from cachedaemon.errors import OriginRefused
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
-from cachedaemon.origins.body import ended_with_connection
+from cachedaemon.origins.body import ended_with_connection, let_go
 from cachedaemon.origins.connections import Connections
 from cachedaemon.origins.credentials import Credentials
 from cachedaemon.origins.refusals import UNAUTHORISED, no_answer, refusal
@@ -29,7 +29,7 @@ from cachedaemon.origins.targets import followed, is_same_site, without_user
 REDIRECTS = 10
 THREADS = 4
 """Name look-ups and secrets of one source that are read at once."""
-_MOVED = frozenset({301, 302, 303, 307, 308})
+MOVED = frozenset({301, 302, 303, 307, 308})
 _OK = frozenset({200})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -41,7 +41,7 @@ class Web:
         self.stall = fetch.stall_timeout or None
         """Seconds that bytes of a body may be waited for; None: no limit."""
         self.threads = ThreadPoolExecutor(THREADS, f"origin-{name}")
-        self._credentials = Credentials(source, fetch.connect_timeout or None, self.threads)
+        self._credentials = Credentials(source.headers, fetch.connect_timeout or None, self.threads)
         self._connections = Connections(name, source, fetch, metrics, self.threads)
 
     @asynccontextmanager
@@ -53,26 +53,19 @@ class Web:
         `headers` go to every server on the way; user and password of the URL, and what is configured, to its own site
         only. Raises `Missing`, `OriginRefused`, `OriginUnavailable`.
         """
-        try:
-            response = await self._renewed(ref, url, headers)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as cause:
-            raise no_answer(ref, cause) from cause
-        try:
+        async with answer(ref, self._renewed(ref, url, headers)) as response:
             if response.status not in good:
                 raise refusal(ref, response.status, response.headers)
-            with ended_with_connection(response):
-                yield response
-        finally:
-            response.release()
+            yield response
 
     async def _renewed(self, ref: Ref, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """An answer; credentials that were refused and have changed since are sent anew, once."""
         plain, user = without_user(url)
         secrets = await self._credentials.headers(ref)
-        response = await self._followed(ref, plain, headers, _merged(user, secrets))
+        response = await self._followed(ref, plain, headers, merged(user, secrets))
         if response.status in UNAUTHORISED and (renewed := await self._credentials.headers(ref)) != secrets:
-            response.release()
-            response = await self._followed(ref, plain, headers, _merged(user, renewed))
+            let_go(response)
+            response = await self._followed(ref, plain, headers, merged(user, renewed))
         return response
 
     async def _followed(
@@ -81,11 +74,11 @@ class Web:
         """The answer behind all redirects. Once they have left the URL's site, secrets stay behind for good."""
         first, user = url, _NOTHING
         for _ in range(REDIRECTS + 1):
-            response = await self._connections.ask(url, _merged(secrets, user, headers))
+            response = await self._connections.ask(url, merged(secrets, user, headers))
             location = response.headers.get("Location")
-            if response.status not in _MOVED or location is None:
+            if response.status not in MOVED or location is None:
                 return response
-            response.release()
+            let_go(response)
             url, user = without_user(followed(url, location))
             secrets = secrets if is_same_site(first, url) else _NOTHING
         raise OriginRefused(f"{ref}: the origin redirects over {REDIRECTS} times")
@@ -96,7 +89,21 @@ class Web:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _merged(*parts: Mapping[str, str]) -> CIMultiDict[str]:
+@asynccontextmanager
+async def answer(what: Ref | str, asking: Awaitable[aiohttp.ClientResponse]) -> AsyncIterator[aiohttp.ClientResponse]:
+    """What a request is answered, whatever the status; let go of after the block. Raises `no_answer` where none comes."""
+    try:
+        response = await asking
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as cause:
+        raise no_answer(what, cause) from cause
+    try:
+        with ended_with_connection(response):
+            yield response
+    finally:
+        let_go(response)
+
+
+def merged(*parts: Mapping[str, str]) -> CIMultiDict[str]:
     """All these headers; of one that stands in several, in whatever case of letters, the last."""
     merged: CIMultiDict[str] = CIMultiDict()
     for part in parts:
