@@ -1,5 +1,11 @@
 """Configuration: one frozen `Settings` from file, environment and flags. The only place that reads the environment."""
 
+from cachedaemon.config.aistore import AisUrl, ais_url
+from cachedaemon.config.buckets import BucketUrl, bucket_url
+from cachedaemon.config.buckets import fault as name_fault
+from cachedaemon.config.credentials import Credentials, account_of, credentials_of
+from cachedaemon.config.environ import bare_environment, whole_environment
+from cachedaemon.config.extras import YOUTUBE, is_fsspec
 from cachedaemon.config.load import STANDARD_FILE, load
 from cachedaemon.config.plugins import origin_class
 from cachedaemon.config.reload import changes
@@ -10,8 +16,12 @@ from cachedaemon.config.values import Address, Share
 
 __all__ = [
     "STANDARD_FILE",
+    "YOUTUBE",
     "Address",
+    "AisUrl",
+    "BucketUrl",
     "Cache",
+    "Credentials",
     "Fetch",
     "Log",
     "Secret",
@@ -20,11 +30,19 @@ __all__ = [
     "Share",
     "Source",
     "UnpackLimits",
+    "account_of",
+    "ais_url",
+    "bare_environment",
+    "bucket_url",
     "changes",
+    "credentials_of",
     "folder_of",
+    "is_fsspec",
     "load",
+    "name_fault",
     "origin_class",
     "public_url",
     "scheme_of",
     "schemes",
+    "whole_environment",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cachedaemon.config import plugins
+from cachedaemon.config import buckets, extras, plugins
 from cachedaemon.config.urls import KEY, folder_of, scheme_of, schemes
 from cachedaemon.errors import ConfigError
 
@@ -36,11 +36,17 @@ def problems(settings: Settings, *, need_sources: bool) -> list[str]:
 def _of_source(path: str, source: Source) -> Iterator[str]:
     if not source.url:
         yield f"{path}.url: is required"
-    elif (scheme := scheme_of(source.url)) not in schemes():
+    elif (scheme := scheme_of(source.url)) == extras.YTDLP or extras.is_fsspec(scheme):
+        yield from extras.problems(path, source)
+    elif scheme in buckets.SCHEMES:
+        yield from buckets.problems(path, scheme, source)
+    elif scheme not in schemes():
         try:
             plugins.origin_class(scheme)
         except ConfigError as cause:
             yield f"{path}.url: {cause}"
+    else:
+        yield from buckets.useless(path, scheme, source)
 
 
 def _overlap(cache: Path, name: str, source: Source) -> list[str]:

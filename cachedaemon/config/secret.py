@@ -11,6 +11,9 @@ from pathlib import Path
 from cachedaemon.errors import ConfigError
 
 _MOST = 64 << 10  # bytes of a secret's file; more is a wrong path
+_LINE = re.compile("[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]+")
+"""Nothing that would end or split a header line (RFC 9110, 5.5)."""
+_LINES = re.compile("[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]+")
 
 
 @dataclass(slots=True)
@@ -34,24 +37,38 @@ class Secret:
         kind, _, where = self.spec.partition(":")
         return f"<secret {kind}:{where}>" if kind in ("file", "env") else "<secret>"
 
+    @property
+    def file(self) -> str | None:
+        """The path of the file that it is read from, if any."""
+        kind, _, where = self.spec.partition(":")
+        return where if kind == "file" else None
+
     def value(self) -> str:
-        """The text now. Reads the disk: call it in a thread.
+        """The text now, for a header. Reads the disk: call it in a thread.
 
         A file is read again when its inode, size or times differ. One that has gone since (a rotation under way)
         keeps its last value; ConfigError when there never was one, or when the text cannot go into a header.
         """
+        return self._taken(_LINE, "has control characters or bytes that are not UTF-8")
+
+    def document(self) -> str:
+        """The text now, of several lines if need be, such as JSON; else as `value`."""
+        return self._taken(_LINES, "is no text in UTF-8")
+
+    def _taken(self, allowed: re.Pattern[str], fault: str) -> str:
         kind, _, where = self.spec.partition(":")
-        if kind == "file":
-            return self._of_file(Path(where))
-        if kind == "env":
-            return self._of_environ(where)
-        return _clean(self.spec, "the value")
+        text = self._of_file(Path(where)) if kind == "file" else self._of_environ(where) if kind == "env" else self.spec
+        if not allowed.fullmatch(text):
+            what = {"file": f"the file {where}", "env": f"the environment variable {where}"}.get(kind, "the value")
+            msg = f"{what} is empty, or {fault}"
+            raise ConfigError(msg)
+        return text
 
     def _of_environ(self, name: str) -> str:
         if name not in self.environ:
             msg = f"the environment variable {name} is not set"
             raise ConfigError(msg)
-        return _clean(self.environ[name], f"the environment variable {name}")
+        return self.environ[name]
 
     def _of_file(self, path: Path) -> str:
         last = self._last
@@ -59,7 +76,7 @@ class Secret:
             stat = os.stat(path)
             stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if stamp != last.stamp:
-                last.value = _clean(_read(path), f"the file {path}")
+                last.value = _read(path)
                 last.stamp = stamp
         except OSError as error:
             if last.stamp is None:
@@ -75,11 +92,3 @@ def _read(path: Path) -> str:
         msg = f"the file {path} has more than {_MOST} bytes"
         raise ConfigError(msg)
     return data.decode("utf-8", "surrogateescape").strip()
-
-
-def _clean(value: str, what: str) -> str:
-    """Refuse what would end or split a header line (RFC 9110, 5.5)."""
-    if not re.fullmatch("[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]+", value):
-        msg = f"{what} is empty, or has control characters or bytes that are not UTF-8"
-        raise ConfigError(msg)
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from cachedaemon.config.secret import Secret
 from cachedaemon.config.values import Address, Share
 from cachedaemon.errors import ConfigError
 
-NOT_YET = ("urls", "endpoint", "region", "anonymous", "credentials", "etl")
+NOT_YET = ("urls",)
 """Settings of a source whose effect is not built: anything but their default is refused, never ignored."""
 
 SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}")
@@ -72,22 +73,22 @@ def _header_name(name: str) -> str:
     return name
 
 
-def _secret(value: object, info: ValidationInfo) -> Secret:
+def _secret(value: object, info: ValidationInfo, read: Callable[[Secret], str] = Secret.value) -> Secret:
     """Read once, so that a wrong path or name is found at start."""
     if not isinstance(value, str) or not value:
         msg = "allowed is text, file:PATH or env:NAME"
         raise ValueError(msg)
     secret = Secret(value, (info.context or {}).get("environ", {}))
     try:
-        secret.value()
+        read(secret)
     except ConfigError as error:
         msg = f"{error}; allowed is text, file:PATH or env:NAME"
         raise ValueError(msg) from None
     return secret
 
 
-def _maybe_secret(value: object, info: ValidationInfo) -> Secret | None:
-    return None if value is None or value == "" else _secret(value, info)
+def _maybe_document(value: object, info: ValidationInfo) -> Secret | None:
+    return None if value is None or value == "" else _secret(value, info, Secret.document)
 
 
 def _table(value: object) -> object:
@@ -210,15 +211,37 @@ class Source(_Section):
     proxy: HttpUrl = _setting(None, "HTTP proxy for this source", shown=False)
     ca: ReadableFile = _setting(None, "file of the certificates (PEM) that the origin is trusted by")
     insecure: Switch = _setting(default=False, description="trust any certificate: for trials only")
-    endpoint: HttpUrl = _setting(None, "object stores: URL of the service", shown=False)
+    endpoint: HttpUrl = _setting(
+        None, "object stores: URL of the service; AIStore: of a gateway, else `$AIS_ENDPOINT`", shown=False
+    )
     region: Text = _setting(None, "object stores: region")
     anonymous: Annotated[bool | None, PlainValidator(values.optional(values.flag))] = _setting(
         None, "object stores: do not sign requests"
     )
-    credentials: Annotated[Secret | None, PlainValidator(_maybe_secret), _hidden] = _setting(
-        None, "object stores: credentials, best as `file:PATH` or `env:NAME`"
+    credentials: Annotated[Secret | None, PlainValidator(_maybe_document), _hidden] = _setting(
+        None, "object stores: credentials, best as `file:PATH` or `env:NAME`; AIStore: the token"
     )
     etl: Text = _setting(None, "AIStore: name of the transformation")
+
+    @field_validator("endpoint", mode="before")
+    @classmethod
+    def _gateway(cls, value: object, info: ValidationInfo) -> object:
+        """What AIStore's own clients read from the environment (api/env.go)."""
+        if urls.scheme_of(info.data.get("url", "")) != "ais" or value not in (None, ""):
+            return value
+        found = (info.context or {}).get("environ", {}).get("AIS_ENDPOINT")
+        if not found:
+            msg = "an AIStore source has one: allowed is the URL of a gateway, here or in $AIS_ENDPOINT"
+            raise ValueError(msg)
+        return found
+
+    @field_validator("etl")
+    @classmethod
+    def _of_aistore(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and urls.scheme_of(info.data.get("url", "ais:")) != "ais":
+            msg = "only AIStore transforms: allowed is none, so leave it out, or a url that begins with ais://"
+            raise ValueError(msg)
+        return value
 
     @field_validator(*NOT_YET)
     @classmethod

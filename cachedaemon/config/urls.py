@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from cachedaemon.config import plugins
+from cachedaemon.config import buckets, extras, plugins
+from cachedaemon.config.aistore import ais_url
 
 KEY = "{key}"
 """Where a key goes into a URL; a URL without it has the key appended."""
-
-_LATER = ("s3", "gs", "az", "ais", "ytdlp")
 
 
 def schemes() -> tuple[str, ...]:
@@ -62,10 +61,7 @@ def source_url(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(_allowed())
     scheme = scheme_of(value)
-    if scheme in _LATER or scheme.startswith("fsspec+"):
-        msg = f"{scheme} comes with a later version: {_allowed()}"
-        raise ValueError(msg)
-    check = _CHECKS.get(scheme) or (plugins.check if scheme in plugins.offered() else None)
+    check = _check_of(scheme)
     if check is None or ":" not in value:
         raise ValueError(_allowed())
     if value.count(KEY) > 1:
@@ -75,9 +71,16 @@ def source_url(value: object) -> str:
     return value
 
 
+def _check_of(scheme: str) -> Callable[[str], object] | None:
+    if extras.is_fsspec(scheme):
+        return extras.check_fsspec
+    return _CHECKS.get(scheme) or (plugins.check if scheme in plugins.offered() else None)
+
+
 def _allowed() -> str:
+    ours = [f"{scheme}:" if scheme == extras.YTDLP else f"{scheme}://" for scheme in schemes()]
     others = [f"{scheme}:" for scheme in plugins.offered()]
-    return "allowed are " + ", ".join([*(f"{scheme}://" for scheme in schemes()), *others])
+    return "allowed are " + ", ".join([*ours, f"{extras.FSSPEC}PROTOCOL://", *others])
 
 
 def _check_file(url: str) -> None:
@@ -107,5 +110,12 @@ def check_http(value: object) -> str:
     return url
 
 
-_CHECKS: dict[str, Callable[[str], object]] = {"file": _check_file, "http": check_http, "https": check_http}
+_CHECKS: dict[str, Callable[[str], object]] = {
+    "file": _check_file,
+    "http": check_http,
+    "https": check_http,
+    "ais": ais_url,
+    **dict.fromkeys(buckets.SCHEMES, buckets.bucket_url),
+    "ytdlp": extras.check_ytdlp,
+}
 """What a URL of each scheme may look like; a ValueError says what is allowed."""

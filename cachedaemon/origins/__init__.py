@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cachedaemon.config import Fetch, Source, origin_class, scheme_of
+from cachedaemon.config import Fetch, Source, is_fsspec, origin_class, scheme_of
 from cachedaemon.errors import CacheDaemonError, ConfigError
 from cachedaemon.metrics import Metrics
+from cachedaemon.origins.ais import AisOrigin
+from cachedaemon.origins.anything import FsspecOrigin
 from cachedaemon.origins.base import Origin, Piece, Stream
 from cachedaemon.origins.file import FileOrigin
 from cachedaemon.origins.http import HttpOrigin
+
+
+def _objects(name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Origin:
+    from cachedaemon.origins.objects import ObjectOrigin  # noqa: PLC0415 - 5 MB that other sources do without
+
+    return ObjectOrigin(name, source, fetch, metrics)
+
 
 _SCHEMES: dict[str, Callable[[str, Source, Fetch, Metrics], Origin]] = {
     "file": FileOrigin,
     "http": HttpOrigin,
     "https": HttpOrigin,
+    "ais": AisOrigin,
+    "s3": _objects,
+    "gs": _objects,
+    "az": _objects,
 }
 
 
@@ -24,7 +37,7 @@ def origin_of(name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Orig
     Raises ConfigError for an origin of another distribution that cannot be made.
     """
     scheme = scheme_of(source.url)
-    ours = _SCHEMES.get(scheme)
+    ours = FsspecOrigin if is_fsspec(scheme) else _SCHEMES.get(scheme)
     return ours(name, source, fetch, metrics) if ours else _brought(scheme, name, source, fetch, metrics)
 
 
