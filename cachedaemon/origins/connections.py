@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 
@@ -26,28 +27,39 @@ class Connections:
         patience, stall = fetch.connect_timeout or None, fetch.stall_timeout or None
         self._source = source
         self._head_limit = patience + stall if patience and stall else None
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=patience, sock_connect=patience, sock_read=stall)
+        self._patience, self._stall = patience, stall
         self._name, self._metrics = name, metrics
         self._threads = threads
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def ask(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        body: bytes | None = None,
+        patience: float | None = None,
+    ) -> aiohttp.ClientResponse:
         """An answer's head, whatever its status. It has a limit as a whole: a server may go on with interim answers.
 
-        Raises what aiohttp raises, TimeoutError, OSError and ValueError.
+        `patience`: seconds of that limit, for an answer that may take longer than others to begin. Raises what aiohttp
+        raises, TimeoutError, OSError and ValueError.
         """
         session = self._session or await self._begin()
         status = "failed"
         try:
-            async with asyncio.timeout(self._head_limit):
-                response = await self._unraced(session, url, headers)
+            async with asyncio.timeout(patience or self._head_limit):
+                response = await self._unraced(
+                    session, method, url, headers=headers, data=body, timeout=self._limits(patience)
+                )
             status = str(response.status)
         finally:
             self._metrics.origin_requests.labels(self._name, status).inc()
         return response
 
     async def _unraced(
-        self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+        self, session: aiohttp.ClientSession, method: str, url: str, **how: Any
     ) -> aiohttp.ClientResponse:
         """A request that got no answer on a connection that had served before is repeated at once.
 
@@ -56,16 +68,22 @@ class Connections:
         while True:
             way = SimpleNamespace(used_before=False)
             try:
-                return await session.get(
+                return await session.request(
+                    method,
                     sendable(url),
-                    headers=headers,
                     allow_redirects=False,
                     proxy=self._source.proxy,
                     trace_request_ctx=way,
+                    **how,
                 )
             except _Lost as lost:
                 if not way.used_before:
                     raise lost.cause from None
+
+    def _limits(self, patience: float | None) -> aiohttp.ClientTimeout:
+        """Who reads the body has a limit of their own, if the one here is longer for the head's sake."""
+        connect, read = self._patience, patience or self._stall
+        return aiohttp.ClientTimeout(total=None, connect=connect, sock_connect=connect, sock_read=read)
 
     async def _begin(self) -> aiohttp.ClientSession:
         """The session that all requests share; certificates are read in a thread, like everything from a disk."""
@@ -76,7 +94,6 @@ class Connections:
     def _open_session(self, *, tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads), ssl=tls),
-            timeout=self._timeout,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},

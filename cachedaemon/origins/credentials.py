@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import Executor
+from typing import Protocol
 
-from cachedaemon.config import Source
 from cachedaemon.errors import ConfigError, OriginUnavailable
 from cachedaemon.model import Ref
+
+
+class Readable(Protocol):
+    """A header's value, such as a `Secret`."""
+
+    def value(self) -> str:
+        """As it is now; may read the disk. ConfigError when there is none."""
 
 
 class Credentials:
     """What a source sends with each request to its own site. `patience`: seconds that reading may take, None for no limit."""
 
-    def __init__(self, source: Source, patience: float | None, threads: Executor) -> None:
-        self._headers = source.headers
+    def __init__(self, headers: Mapping[str, Readable], patience: float | None, threads: Executor) -> None:
+        self._headers = headers
         self._patience = patience
         self._threads = threads
 
-    async def headers(self, ref: Ref) -> dict[str, str]:
+    async def headers(self, ref: Ref | str) -> dict[str, str]:
         """As they are now; a secret's file is read in a thread, since its mount can hang like any other."""
         if not self._headers:
             return {}

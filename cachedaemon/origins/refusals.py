@@ -24,7 +24,7 @@ BELIEVABLE = 86400.0
 """Seconds; a `Retry-After` beyond a day is taken for nonsense."""
 
 
-def refusal(ref: Ref, status: int, headers: Mapping[str, str]) -> CacheDaemonError:
+def refusal(ref: Ref | str, status: int, headers: Mapping[str, str]) -> CacheDaemonError:
     """An answer that is not what was asked for."""
     said = f"{ref}: the origin answered {status}"
     if status in _MISSING:
@@ -36,7 +36,7 @@ def refusal(ref: Ref, status: int, headers: Mapping[str, str]) -> CacheDaemonErr
     return OriginRefused(said)
 
 
-def no_answer(ref: Ref, cause: Exception) -> CacheDaemonError:
+def no_answer(ref: Ref | str, cause: Exception) -> CacheDaemonError:
     """A request that got no answer."""
     if isinstance(cause, aiohttp.ClientConnectorCertificateError):
         return OriginRefused(f"{ref}: the origin's certificate is not trusted: {cause.certificate_error}")

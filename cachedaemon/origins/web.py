@@ -105,7 +105,7 @@ async def answer(what: Ref | str, asking: Awaitable[aiohttp.ClientResponse]) -> 
 
 def merged(*parts: Mapping[str, str]) -> CIMultiDict[str]:
     """All these headers; of one that stands in several, in whatever case of letters, the last."""
-    merged: CIMultiDict[str] = CIMultiDict()
+    whole: CIMultiDict[str] = CIMultiDict()
     for part in parts:
-        merged.update(part)
-    return merged
+        whole.update(part)
+    return whole

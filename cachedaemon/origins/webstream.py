@@ -8,11 +8,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import aiohttp
 
-from cachedaemon.errors import Changed, Cut, NoParts, OriginRefused
+from cachedaemon.digests import Hashes
+from cachedaemon.errors import Changed, Corrupt, Cut, NoParts, OriginRefused
 from cachedaemon.model import Digest, Ref, Validators
 from cachedaemon.origins import coding
 from cachedaemon.origins.base import Piece
 from cachedaemon.origins.body import Body
+from cachedaemon.origins.digestfields import digests_of
 
 PART = frozenset({200, 206, 412, 416})
 """What a request for a part may be answered: the part, the whole, another version, another length."""
@@ -37,7 +39,9 @@ class WebStream:
         self._body = Body(ref, response, stall)
         self.size = None if self._coding else self._body.length
         self.validators = validators_of(response)
-        self.digests: tuple[Digest, ...] = ()
+        said = digests_of(response.headers)
+        self.digests: tuple[Digest, ...] = () if self._coding else said
+        self._coded_digests = said if self._coding else ()
         self.has_parts = self.size is not None and is_strong(self.validators.etag) and not _without_ranges(response)
 
     def pieces(self) -> AsyncIterator[list[Piece]]:
@@ -46,10 +50,20 @@ class WebStream:
 
     async def _decoded(self) -> AsyncIterator[list[Piece]]:
         try:
-            async for batch in coding.decoded(self._coding, self._ref.key, self._body.pieces()):
+            async for batch in coding.decoded(self._coding, self._ref.key, self._coded()):
                 yield batch
         except coding.Damaged as cause:
             raise Cut(f"{self._ref}: the {self._coding} coding of the body {cause}") from cause
+
+    async def _coded(self) -> AsyncIterator[list[Piece]]:
+        """The body as it comes; the digests in the head are of this form, and nobody else has it."""
+        hashes = Hashes(digest.kind for digest in self._coded_digests)
+        async for batch in self._body.pieces():
+            for piece in batch:
+                hashes.update(piece)
+            yield batch
+        if said := hashes.mismatch(self._coded_digests):
+            raise Corrupt(f"{self._ref}: the bytes that came are not the object: {said}")
 
     @asynccontextmanager
     async def part(self, start: int, stop: int) -> AsyncIterator[AsyncIterator[list[Piece]]]:
@@ -62,7 +76,7 @@ class WebStream:
         asked = {"Range": f"bytes={start}-{stop - 1}", "If-Range": self.validators.etag or ""}
         async with self._again(asked) as response:
             self._check_part(response, start, stop)
-            yield self._just(stop - start, Body(self._ref, response, self._stall))
+            yield just(self._ref, Body(self._ref, response, self._stall), stop - start)
 
     def _check_part(self, response: aiohttp.ClientResponse, start: int, stop: int) -> None:
         """`Changed` or `NoParts` unless this is that part of this version."""
@@ -71,26 +85,32 @@ class WebStream:
             raise Changed(f"{self._ref}: the origin has another version by now")
         if status == 200 and now != self.validators:
             raise Changed(f"{self._ref}: the origin has another version by now")
-        if status != 206:
-            raise NoParts(f"{self._ref}: the origin was asked for a part and sends the whole")
-        said = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
-        if said is None or tuple(map(int, said.groups())) != (start, stop - 1, self.size):
-            raise NoParts(f"{self._ref}: the origin was asked for a part and sends another, or does not say which")
+        check_range(self._ref, response, (start, stop - 1, self.size))
         if now.etag is None or _coding(response):
             raise NoParts(f"{self._ref}: the origin sends a part and does not say of which version, or codes it")
 
-    async def _just(self, count: int, body: Body) -> AsyncIterator[list[Piece]]:
-        """So many bytes, of a body that has no more and no fewer."""
-        if body.length not in (None, count):
-            raise NoParts(f"{self._ref}: the origin announces {body.length} bytes of a part of {count}")
-        got = 0
-        async for pieces in body.pieces():
-            got += sum(map(len, pieces))
-            if got > count:
-                raise NoParts(f"{self._ref}: the origin sends over {count} bytes of a part of just so many")
-            yield pieces
-        if got < count:
-            raise Cut(f"{self._ref}: got {got} of the {count} bytes of a part")
+
+def check_range(ref: Ref, response: aiohttp.ClientResponse, asked: tuple[int, int, int | None]) -> None:
+    """`NoParts` unless a `206` has the part that was asked for: its first and last byte, and the object's size."""
+    if response.status != 206:
+        raise NoParts(f"{ref}: the origin was asked for a part and sends the whole")
+    said = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+    if said is None or tuple(map(int, said.groups())) != asked:
+        raise NoParts(f"{ref}: the origin was asked for a part and sends another, or does not say which")
+
+
+async def just(ref: Ref, body: Body, count: int) -> AsyncIterator[list[Piece]]:
+    """So many bytes, of a body that has no more and no fewer."""
+    if body.length not in (None, count):
+        raise NoParts(f"{ref}: the origin announces {body.length} bytes of a part of {count}")
+    got = 0
+    async for pieces in body.pieces():
+        got += sum(map(len, pieces))
+        if got > count:
+            raise NoParts(f"{ref}: the origin sends over {count} bytes of a part of just so many")
+        yield pieces
+    if got < count:
+        raise Cut(f"{ref}: got {got} of the {count} bytes of a part")
 
 
 def validators_of(response: aiohttp.ClientResponse) -> Validators:

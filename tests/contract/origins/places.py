@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachedaemon.conformance import STALL, Place, Then, Trait, nothing
+from tests.contract.origins.aistore import ais_bucket
 from tests.fakes.fusefs import FuseFs
 from tests.fakes.origin import Origin, Status
 
@@ -156,7 +157,7 @@ def mounted(folder: Path, fuse: Fuse) -> Iterator[Place]:
     yield Mount(Path(tempfile.mkdtemp(dir=mount.folder)), mount)
 
 
-PLACES = {"http": web, "https": tls_web, "file": plain, "mount": mounted}
+PLACES = {"http": web, "https": tls_web, "file": plain, "mount": mounted, "ais": ais_bucket}
 
 
 def certificates(folder: Path) -> tuple[Path, ssl.SSLContext]:

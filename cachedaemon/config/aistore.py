@@ -1,0 +1,52 @@
+"""What `ais://bucket/prefix` means: a bucket of an AIStore cluster, and where a key goes in the names of its objects.
+
+Providers and namespaces are those of AIStore (api/apc/provider.go, cmn/bck.go): a cluster's own buckets, those of the
+stores behind it, and those of other clusters. Both stand in the URL's query, by the names that AIStore's API has.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+KEY = "{key}"
+_PROVIDERS = {
+    "ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "azure": "azure", "az": "azure", "oci": "oci",
+    "ht": "ht",
+}  # fmt: skip
+_URL = re.compile(r"ais://([A-Za-z0-9._-]{1,64})(?:/([^?#\x00-\x1f\x7f]*))?(?:\?([!-~]*))?", re.IGNORECASE)
+_NAMESPACE = re.compile(r"(?:@([A-Za-z0-9_-]*))?(?:#([A-Za-z0-9_-]*))?")
+_ALLOWED = (
+    "allowed is ais://BUCKET/PREFIX, with ?provider= (ais, aws, gcp, azure, oci or ht) and &namespace= (@CLUSTER%23NAME) "
+    "for buckets that are not the cluster's own"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AisUrl:
+    """A source's URL taken apart."""
+
+    bucket: str
+    before: str
+    """Of an object's name, what stands before the key."""
+    after: str
+    """And behind it."""
+    provider: str
+    namespace: str
+    """Empty for the cluster's own; else as AIStore writes it, `@cluster#name`."""
+
+
+def ais_url(url: str) -> AisUrl:
+    """The parts of a URL; ValueError for one that names no bucket. What is a name goes into it as it stands."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise ValueError(_ALLOWED)
+    asked = dict(parse_qsl(found[3] or "", keep_blank_values=True))
+    provider = _PROVIDERS.get(asked.pop("provider", "ais"))
+    space = _NAMESPACE.fullmatch(asked.pop("namespace", ""))
+    if provider is None or space is None or asked:
+        raise ValueError(_ALLOWED)
+    before, _, after = (found[2] or "").partition(KEY)
+    namespace = f"@{space[1] or ''}#{space[2] or ''}" if any(space.groups()) else ""
+    return AisUrl(found[1], before, after, provider, namespace)
