@@ -16,7 +16,7 @@ from cachedaemon.entries import Flight
 from cachedaemon.errors import BadArchive
 from cachedaemon.landing import INODES
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Meta, Need, Ref, Validators
+from cachedaemon.model import Meta, Need, Ref, Taken, Validators, unheeded
 from cachedaemon.store import Sealed, Staged, Store
 from cachedaemon.store.disk import file_digest
 
@@ -88,9 +88,9 @@ def is_indexed(key: str) -> bool:
     return kind_of(key) in ("zip", "tar")
 
 
-def digest_of(path: str) -> str:
-    """The digest of a shard, taken anew: of a file's bytes, or of an unpacked folder's tree."""
-    return tree_digest(path) if Path(path).is_dir() else file_digest(path)
+def digest_of(path: str, taken: Taken = unheeded) -> str:
+    """The digest of a shard, taken anew: of a file's bytes, or of an unpacked folder's tree. `taken` hears of each piece."""
+    return tree_digest(path, taken) if Path(path).is_dir() else file_digest(path, taken)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from cachedaemon.cache import Cache
 from cachedaemon.config import Settings, changes
 from cachedaemon.errors import CacheDaemonError, ConfigError
 from cachedaemon.events import Events
+from cachedaemon.jobs import Jobs
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Caps
@@ -32,6 +33,7 @@ from cachedaemon.store import Store
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon.turns import Turns
 from cachedaemon.upkeep import Upkeep
+from cachedaemon.verify import Verify
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,9 @@ class Daemon:
             retries=settings.fetch.retries,
         )
         self.cache.absent = self._look_for_folder
-        self.prefetch = Prefetch(self.cache, self._width)
+        self.jobs = Jobs()
+        self.prefetch = Prefetch(self.cache, self.jobs, self._width)
+        self.verify = Verify(self.cache, self.store, self.jobs)
         self.plan_files = PlanFiles(self.plans, self.store)
         self.upkeep = Upkeep(self.cache, self.store, self.plans, self.plan_files, lambda: self.settings.cache.scan)
         self.view = View(self.cache, self.plans, self.upkeep, str(cache.dir))
@@ -136,7 +140,9 @@ class Daemon:
     def _api(self) -> Api:
         return Api(
             cache=self.cache,
+            jobs=self.jobs,
             prefetch=self.prefetch,
+            verify=self.verify,
             plans=self.plans,
             plan_files=self.plan_files,
             events=self.events,
@@ -168,6 +174,7 @@ class Daemon:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.prefetch.close()
+        await self.verify.close()
         await self.cache.drain()
         for runner in runners:
             await runner.cleanup()

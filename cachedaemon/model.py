@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -96,6 +97,14 @@ class Meta:
     """Unix seconds."""
     validators: Validators = field(default_factory=Validators)
     synced: bool = False
+
+
+Taken = Callable[[int], object]
+"""Hears, in the thread that reads something long, how many bytes were read. It may wait, and end the reading by raising."""
+
+
+def unheeded(_: int) -> None:
+    """For a reading that nobody follows."""
 
 
 def blocks(size: int) -> int:

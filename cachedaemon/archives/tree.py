@@ -14,6 +14,7 @@ import xxhash
 
 from cachedaemon.archives.catalog import FILE, FOLDER, SYMLINK
 from cachedaemon.archives.data import STEP, Piece
+from cachedaemon.model import Taken, unheeded
 
 _OPEN_FOLDERS = 64
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -188,12 +189,13 @@ def _write_pieces(fd: int, pieces: Iterable[Piece]) -> None:
         os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
 
 
-def _content(fd: int) -> Iterator[bytes]:
+def _content(fd: int, taken: Taken = unheeded) -> Iterator[bytes]:
     while data := os.read(fd, STEP):
+        taken(len(data))
         yield data
 
 
-def tree_digest(folder: str | os.PathLike[str]) -> str:
+def tree_digest(folder: str | os.PathLike[str], taken: Taken = unheeded) -> str:
     """The digest of a folder as it is on the disk, for a thread; raises OSError.
 
     Anything but files, folders and links cannot be in an unpacked archive: it counts with its type alone.
@@ -206,7 +208,7 @@ def tree_digest(folder: str | os.PathLike[str]) -> str:
             path = todo.pop()
             for name, mode in _listed(root, path):
                 below = path + b"/" + name if path else name
-                _add_found(digest, root, below, mode)
+                _add_found(digest, root, below, mode, taken)
                 if stat.S_ISDIR(mode):
                     todo.append(below)
     finally:
@@ -223,11 +225,11 @@ def _listed(root: int, path: bytes) -> list[tuple[bytes, int]]:
         os.close(fd)
 
 
-def _add_found(digest: Digest, root: int, path: bytes, mode: int) -> None:
+def _add_found(digest: Digest, root: int, path: bytes, mode: int, taken: Taken) -> None:
     if stat.S_ISREG(mode):
         fd = os.open(path, _READ, dir_fd=root)
         try:
-            for _ in digest.add_pieces(FILE, path, _content(fd)):
+            for _ in digest.add_pieces(FILE, path, _content(fd, taken)):
                 pass
         finally:
             os.close(fd)

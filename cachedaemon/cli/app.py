@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from cachedaemon.cli import fetching, looking, paths, serving
+from cachedaemon.cli import fetching, looking, paths, serving, verifying
 from cachedaemon.errors import CacheDaemonError
 from cachedaemon_client.errors import CacheError, DaemonUnavailable, Refused
 
@@ -45,6 +45,7 @@ for _name, _command in (
     ("status", looking.status),
     ("ls", looking.ls),
     ("evict", fetching.evict),
+    ("verify", verifying.verify),
     ("watch", looking.watch),
     ("check-config", serving.check_config),
     ("demo", serving.demo),

@@ -44,6 +44,10 @@ class Link:
         """The JSON answer to a GET; `CacheError` otherwise."""
         return call(self._link, "GET", target, wait=0.0)
 
+    def post(self, target: str, body: Any) -> Any:
+        """The JSON answer to a POST; `CacheError` otherwise."""
+        return call(self._link, "POST", target, body, wait=0.0)
+
     def delete(self, target: str, source: str, key: str) -> None:
         """A DELETE; `CacheError` when it is not done."""
         call(self._link, "DELETE", target, wait=0.0, source=source, key=key)

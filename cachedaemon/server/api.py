@@ -7,23 +7,25 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 
 from cachedaemon.cache import Answer, Cache
 from cachedaemon.errors import BadRequest, CacheDaemonError, NotFound
 from cachedaemon.events import Events
+from cachedaemon.jobs import Jobs
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans, is_plan_id
-from cachedaemon.prefetch import Job, Prefetch
+from cachedaemon.prefetch import Prefetch
 from cachedaemon.server import bodies, openapi
 from cachedaemon.server.peers import require_admin
 from cachedaemon.server.promises import Promises
 from cachedaemon.server.view import View
 from cachedaemon.server.watch import ROUTES as WATCHED
+from cachedaemon.verify import Verify
 
 T = TypeVar("T")
 
@@ -43,7 +45,9 @@ class Api:
         self,
         *,
         cache: Cache,
+        jobs: Jobs,
         prefetch: Prefetch,
+        verify: Verify,
         plans: Plans,
         plan_files: PlanFiles,
         events: Events,
@@ -53,7 +57,9 @@ class Api:
         admin_group: int | None,
     ) -> None:
         self._cache = cache
+        self._jobs = jobs
         self._prefetch = prefetch
+        self._verify = verify
         self._plans = plans
         self._plan_files = plan_files
         self._events = events
@@ -134,10 +140,27 @@ class Api:
         job = self._prefetch.start(asked.source, await self._checked(asked.source, keys))
         return web.json_response({"job": job.id}, status=202)
 
+    async def verify(self, request: web.Request) -> web.StreamResponse:
+        """Hash what is here anew, and replace what is damaged."""
+        await require_admin(request, self._admin_group)
+        asked = await bodies.body(request, bodies.VERIFY, bodies.LARGEST)
+        job = self._verify.start(await self._to_verify(asked.source, asked.keys))
+        return web.json_response({"job": job.id}, status=202)
+
+    async def _to_verify(self, source: str | None, keys: list[str] | None) -> list[Ref]:
+        if keys is not None:
+            if source is None:
+                raise BadRequest("body.source: is missing; keys are of one source")
+            return [Ref(source, key) for key in await self._checked(source, keys)]
+        if source is not None:
+            self._cache.sources[source]
+        return [entry.ref for entry in self._cache.ledger.entries() if source in (None, entry.ref.source)]
+
     async def job(self, request: web.Request) -> web.StreamResponse:
-        """How far a prefetch is."""
-        job = self._prefetch.get(request.match_info["job"])
-        return web.json_response(_job(job, self._prefetch.bytes_of(job)))
+        """How far a prefetch or a verification is."""
+        job = self._jobs.get(request.match_info["job"])
+        coming = sum(self._cache.bytes_of(*ref) for ref in job.under_way)
+        return web.json_response(job.counts() | {"bytes": job.bytes + coming})
 
     async def put_plan(self, request: web.Request) -> web.StreamResponse:
         """Take a plan into force."""
@@ -194,7 +217,7 @@ class Api:
         await require_admin(request, self._admin_group)
         source, key = bodies.needed(request, "source"), bodies.needed(request, "key")
         try:
-            await self._cache.evict(source, key)
+            await self._cache.eviction.evict(Ref(source, key))
         except NotFound:
             self._cache.sources[
                 source
@@ -226,18 +249,6 @@ async def _parts(items: list[T]) -> AsyncIterator[list[T]]:
         yield items[start : start + AT_ONCE]
 
 
-def _job(job: Job, size: int) -> dict[str, Any]:
-    return {
-        "job": job.id,
-        "state": job.state,
-        "total": job.total,
-        "done": job.done,
-        "failed": job.failed,
-        "bytes": size,
-        "errors": job.errors,
-    }
-
-
 def _plan_id(request: web.Request) -> str:
     name = request.match_info["id"]
     if not is_plan_id(name):
@@ -266,6 +277,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/acquire", Api.acquire),
     ("POST", "/v1/touch", Api.touch),
     ("POST", "/v1/prefetch", Api.prefetch),
+    ("POST", "/v1/verify", Api.verify),
     ("GET", "/v1/jobs/{job}", Api.job),
     ("PUT", "/v1/plans/{id}", Api.put_plan),
     ("DELETE", "/v1/plans/{id}", Api.end_plan),

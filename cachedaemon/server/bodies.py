@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from cachedaemon.errors import BadRequest
-from cachedaemon_client.wire import Acquire, Prefetch, PutPlan, Touch
+from cachedaemon_client.wire import Acquire, Prefetch, PutPlan, Touch, Verify
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ LONGEST_WAIT = 7 * 86400.0
 
 ACQUIRE: TypeAdapter[Acquire] = TypeAdapter(Acquire)
 PREFETCH: TypeAdapter[Prefetch] = TypeAdapter(Prefetch)
+VERIFY: TypeAdapter[Verify] = TypeAdapter(Verify)
 PLAN: TypeAdapter[PutPlan] = TypeAdapter(PutPlan)
 TOUCH: TypeAdapter[Touch] = TypeAdapter(Touch)
 

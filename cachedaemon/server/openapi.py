@@ -15,6 +15,7 @@ from cachedaemon.server import bodies
 _BODIES: dict[tuple[str, str], TypeAdapter[Any]] = {
     ("POST", "/v1/acquire"): bodies.ACQUIRE,
     ("POST", "/v1/prefetch"): bodies.PREFETCH,
+    ("POST", "/v1/verify"): bodies.VERIFY,
     ("PUT", "/v1/plans/{id}"): bodies.PLAN,
     ("POST", "/v1/touch"): bodies.TOUCH,
 }
@@ -24,6 +25,7 @@ _QUERIES = {
 }
 _STATUS = {
     ("POST", "/v1/prefetch"): "202",
+    ("POST", "/v1/verify"): "202",
     ("POST", "/v1/touch"): "204",
     ("DELETE", "/v1/plans/{id}"): "204",
     ("DELETE", "/v1/shards"): "204",

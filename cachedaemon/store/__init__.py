@@ -1,8 +1,9 @@
 """Every disk call of the daemon, in threads: the loop never waits for a disk.
 
-Four pools. `steps` has one thread: publishing, locking and evicting are so short that order is worth more than width,
+Five pools. `steps` has one thread: publishing, locking and evicting are so short that order is worth more than width,
 and with one thread none of them meets another half-way. `writers` write and hash what arrives. `reapers` delete
-(an unlink of 1 GiB takes 200 ms). `background` syncs, scans and hashes.
+(an unlink of 1 GiB takes 200 ms). `background` syncs, scans and proves suspects. `verifier` hashes what is here already,
+slowly, and keeps nobody else waiting.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Store:
         self._writers = ThreadPoolExecutor(WRITERS, "write")
         self._reapers = ThreadPoolExecutor(REAPERS, "reap")
         self._background = ThreadPoolExecutor(2, "background")
+        self._verifier = ThreadPoolExecutor(1, "verify")
         self._mtime = 0
 
     @contextlib.contextmanager
@@ -121,7 +123,7 @@ class Store:
 
     def close(self) -> None:
         """Let the directory go. Threads that still work are waited for."""
-        for pool in (self._steps, self._writers, self._reapers, self._background):
+        for pool in (self._steps, self._writers, self._reapers, self._background, self._verifier):
             pool.shutdown(wait=True, cancel_futures=True)
         self._directory.close()
 
@@ -309,6 +311,26 @@ class Store:
             return digest(self.layout.suspect(ref.source, name)) == meta.digest
         except OSError:
             return False
+
+    async def is_sound(self, ref: Ref, name: str, stamp: Stamp, digest: Callable[[str], str]) -> bool:
+        """Whether a published shard has the digest that its meta file says; one that went meanwhile has not.
+
+        `digest` takes it anew from a path, in a thread for this alone, since it may take its time.
+        """
+        with self._mapped(f"reading {ref}"):
+            return await to_end(self._verifier, self._is_sound, ref, name, stamp, digest)
+
+    def _is_sound(self, ref: Ref, name: str, stamp: Stamp, digest: Callable[[str], str]) -> bool:
+        place, meta_place = self.layout.shard(ref.source, name), self.layout.meta(ref.source, name)
+        meta = disk.read_meta(meta_place)
+        if meta is None or meta.key != ref.key or not scan.is_intact(place, meta_place, stamp):
+            return False
+        try:
+            return digest(place) == meta.digest
+        except OSError as cause:
+            if cause.errno in disk.SHORT:
+                raise
+            return False  # a sector that cannot be read is one that no reader can have
 
     async def validators(self, ref: Ref, name: str) -> Validators | None:
         """What the origin said of the version that is here; None where the disk does not tell."""

@@ -20,7 +20,7 @@ import xxhash
 
 from cachedaemon.digests import Hashes, Piece
 from cachedaemon.errors import NoSpace
-from cachedaemon.model import Digest, Disk, Meta, Stamp, Validators
+from cachedaemon.model import Digest, Disk, Meta, Stamp, Taken, Validators, unheeded
 from cachedaemon.store.layout import Modes
 from cachedaemon_client import lease
 
@@ -377,13 +377,15 @@ def is_leased(place: str, own: int | None) -> bool:
     return False
 
 
-def file_digest(path: str) -> str:
+def file_digest(path: str, taken: Taken = unheeded) -> str:
     """Our own digest of a file: xxh3-128 (XXH3 specification, Y. Collet)."""
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_READ))
     with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_NOREUSE)  # what trainers have in memory stays there
         while count := file.readinto(buffer):
             state.update(buffer[:count])
+            taken(count)
     return DIGEST + state.hexdigest()
 
 

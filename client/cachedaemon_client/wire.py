@@ -40,6 +40,14 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
+class Verify:
+    """Body of `POST /v1/verify`; without a source: all that is here, without keys: all of the source that is here."""
+
+    source: str | None = None
+    keys: list[str] | None = None
+
+
+@dataclass(frozen=True)
 class PutPlan:
     """Body of `PUT /v1/plans/{id}`."""
 

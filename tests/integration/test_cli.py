@@ -214,7 +214,7 @@ def test_what_cannot_be_meant_is_a_usage_error(words: tuple[str, ...], daemon: D
 def test_version_and_help(daemon: Daemon) -> None:
     assert daemon.cli("--version").out.startswith("cachedaemon 0.")
     everything = daemon.cli("--help").out
-    for command in ("get", "exec", "prefetch", "status", "ls", "evict", "watch", "serve", "check-config", "demo"):
+    for command in ("get", "exec", "prefetch", "status", "ls", "evict", "verify", "watch", "serve", "check-config", "demo"):
         assert command in everything
         assert daemon.cli(command, "--help").status == 0
 
@@ -226,6 +226,7 @@ def test_version_and_help(daemon: Daemon) -> None:
         ("exec", "SOURCE KEY... -- CMD {}..."),
         ("prefetch", "SOURCE [KEY...]"),
         ("evict", "SOURCE [KEY...]"),
+        ("verify", "[SOURCE] [KEY...]"),
         ("ls", "[SOURCE]"),
         ("status", ""),
     ],
