@@ -20,16 +20,15 @@ from cachedaemon.entries import Entry, Flight
 from cachedaemon.errors import (
     CacheDaemonError,
     Changed,
-    Leased,
     Locked,
     Missing,
-    NotFound,
     OriginUnavailable,
-    Stopping,
     WaitExpired,
 )
 from cachedaemon.events import Events
+from cachedaemon.eviction import Eviction
 from cachedaemon.fetch import Impatient, Stops, tries
+from cachedaemon.flights import Ended, Flights, Landed, end_of
 from cachedaemon.grace import Grace, Promise
 from cachedaemon.landing import Landing
 from cachedaemon.ledger import Ledger
@@ -44,7 +43,6 @@ from cachedaemon.store import Held, Published, Staged, Store
 from cachedaemon.trash import Trash
 from cachedaemon.turns import Turns
 from cachedaemon_client import lease
-from cachedaemon_client.names import unversioned
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +52,6 @@ PATIENCE = 10.0
 """Seconds that an origin is kept waiting with an open answer while there is no room."""
 CHECK = "check"
 """The job of a flight that only proves a suspect shard."""
-
-
-class Ended(Exception):
-    """A flight was ended before it brought anything: whoever waits asks again, and hears what is true then."""
-
-
-Landed = asyncio.Task[list[Promise]]
-"""A flight under way; it ends with a promise for each of its waiters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +89,14 @@ class Cache:
         self._metrics = metrics
         self._events = events
         self._stops: Stops = {}
-        self._tasks: dict[Flight, Landed] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._stopping = False
         self._closed: dict[str, asyncio.Future[None]] = {}
         """Sources that are being configured anew; done when they may be asked again."""
         self._holders = Holders()
         self.grace = Grace(grace, lambda held: self.later(store.let_go(held)))
         self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())  # noqa: PLW0108 - made after this
+        self.flights = Flights(ledger, self.grace)
+        self.eviction = Eviction(ledger, store, self.grace, self.trash)
         self.room = Room(ledger, store.usage, self.trash.evict, self._stops, turns.demand_waits)
         self.used: dict[Ref, Entry] = {}
         """Shards whose last use the disk does not know yet."""
@@ -159,7 +149,7 @@ class Cache:
         except lease.Busy:
             raise Locked(f"{entry.ref}: {await self._holders.of(self.path_of(entry), entry.stamp)}") from None
         except lease.Gone:
-            await self.lose(entry)
+            await self.eviction.lose(entry)
             return None
         entry.checked = True
         return held
@@ -181,13 +171,13 @@ class Cache:
         promise: Promise | None = None
         try:
             async with asyncio.timeout_at(_loop_time(deadline)):
-                promise = (await _end_of(task)).pop()
+                promise = (await end_of(task)).pop()
         except TimeoutError:
             raise self._expired(flight) from None
         except Ended:
             return None
         finally:
-            self._leave(flight, task, promise)
+            self.flights.leave(flight, task, promise)
         entry = self.ledger.get(ref)
         if entry is None:  # evicted by name between the publishing and this answer
             self.grace.end(promise)
@@ -206,7 +196,7 @@ class Cache:
                 return True
             flight, task, _ = self._join(ref, job=job)
             try:
-                await _end_of(task)
+                await end_of(task)
             except Ended:
                 continue
             except Partial:
@@ -216,49 +206,19 @@ class Cache:
                 if job == CHECK or flight.job != CHECK:
                     return True
             finally:
-                self._leave(flight, task, None)
+                self.flights.leave(flight, task, None)
 
     async def _settled(self, ref: Ref) -> None:
         """Until it is known what becomes of a shard on its way to trash, of its flight that nobody can join, or source."""
-        while (pending := self.trash.moving(ref) or self._dying(ref) or self._closed.get(ref.source)) is not None:
+        while (
+            pending := self.trash.moving(ref) or self.flights.dying(ref) or self._closed.get(ref.source)
+        ) is not None:
             await asyncio.wait([pending])
-
-    def _dying(self, ref: Ref) -> Landed | None:
-        flight = self.ledger.flights.get(ref)
-        return self._tasks[flight] if flight is not None and flight.ended else None
-
-    def _end(self, flight: Flight, task: Landed) -> None:
-        """End a flight before its time; nobody can join it any more."""
-        if not flight.ended:
-            flight.ended = True
-            task.cancel()
 
     def _join(self, ref: Ref, *, job: str | None = None) -> tuple[Flight, Landed, bool]:
         """The flight of a shard that is settled and not here, with this waiter counted; and whether it is new."""
-        if self._stopping:
-            raise Stopping("the daemon is stopping")
         source = self.sources[ref.source]  # as it is now: a reload may have come between the asking and this
-        flight, new = self.ledger.join(ref, job=job)
-        if new:
-            task = self._tasks[flight] = asyncio.create_task(self._fly(flight, source), name=f"fetch {ref}")
-            task.add_done_callback(lambda done: self._landed(flight, done))
-        return flight, self._tasks[flight], new
-
-    def _leave(self, flight: Flight, task: Landed, promise: Promise | None) -> None:
-        """A waiter goes; with the last one the flight ends. A promise that it did not take ends too."""
-        last = self.ledger.leave(flight)
-        if promise is None and task.done() and not task.cancelled() and not task.exception() and task.result():
-            self.grace.end(task.result().pop())
-        if last:
-            self._end(flight, task)
-
-    def _landed(self, flight: Flight, task: Landed) -> None:
-        """After the end of a flight: with no waiter left nobody else looks at its failure, or takes its promises."""
-        del self._tasks[flight]
-        self.ledger.land(flight)
-        if not task.cancelled() and task.exception() is None:
-            for _ in range(len(task.result()) - flight.waiters):
-                self.grace.end(task.result().pop())
+        return self.flights.join(ref, lambda flight: self._fly(flight, source), job=job)
 
     def _expired(self, flight: Flight) -> CacheDaemonError:
         full = self.room.blocks(flight)
@@ -321,7 +281,8 @@ class Cache:
             except OriginUnavailable as cause:
                 if known is None or not source.outlasts:
                     raise
-                log.warning("%s is given out as it is: whether it changed cannot be asked: %s", flight.ref, cause)
+                if self._store.trouble.report(f"source {source.name}", "whether shards changed cannot be asked"):
+                    log.warning("%s is given out as it is: whether it changed cannot be asked: %s", flight.ref, cause)
                 stream = None
                 flight.asked += source.until(max(STALE, cause.retry_after or 0.0))
             yield stream
@@ -338,7 +299,9 @@ class Cache:
         held = await self._held(source, entry)
         if held is None or not self.ledger.has(entry):
             return None
-        self.ledger.revive(entry, time.monotonic())
+        if entry.past:
+            self.ledger.revive(entry, time.monotonic())
+            self.unsynced.put_nowait(entry)
         entry.asked = flight.asked
         self.ledger.land(flight)
         if flight.demand:
@@ -419,7 +382,7 @@ class Cache:
         if entry is None or not entry.suspect:
             return []
         if not await self._store.proves(entry.ref, entry.name, digest_of):
-            await self.lose(entry)
+            await self.eviction.lose(entry)
             return []
         published = await self._store.restore(entry.ref, entry.name, entry.stamp)
         entry.stamp, entry.suspect = published.stamp, False
@@ -430,7 +393,7 @@ class Cache:
         self.ledger.land(flight)
         return self._promise(flight, entry, published)
 
-    # ---- use and removal
+    # ---- use and renewal
 
     def touch(self, ref: Ref, age: float) -> bool:
         """A shard was used so many seconds ago; whether it is here."""
@@ -443,30 +406,6 @@ class Cache:
         self.ledger.touch(entry, time.monotonic() - max(0.0, age))
         self.used[entry.ref] = entry
 
-    async def evict(self, source: str, key: str) -> None:
-        """Remove a shard by name. Raises `NotFound`, or `Leased` when a reader holds it or it is being fetched."""
-        ref = Ref(source, key)
-        await self._withdraw(ref)
-        if ref in self.ledger.flights:
-            raise Leased(f"{ref} is being fetched")
-        entry = self.ledger.get(ref)
-        if entry is None:
-            raise NotFound(f"{ref} is not here")
-        self.ledger.take_out(entry)
-        await self.trash.evict((entry,), "asked")
-        if self.ledger.get(ref) is entry:
-            raise Leased(f"{ref} is leased by a reader")
-
-    async def _withdraw(self, ref: Ref) -> None:
-        """End all promises of a shard; wait until it is known whether it goes, if it is about to."""
-        while True:
-            if (held := self.grace.drop(ref)) is not None:
-                await self._store.let_go(held)
-            elif (move := self.trash.moving(ref)) is not None:
-                await asyncio.wait([move])
-            else:
-                return
-
     def bytes_of(self, source: str, key: str) -> int:
         """Bytes of a shard that is here, or what has come so far of one that is on its way."""
         ref = Ref(source, key)
@@ -474,28 +413,6 @@ class Cache:
             return flight.arrived
         entry = self.ledger.get(ref)
         return entry.size if entry is not None else 0
-
-    async def lose(self, entry: Entry) -> None:
-        """A shard is not what was published: it leaves, whoever holds it, and is fetched again when it is asked for."""
-        if self.ledger.has(entry):
-            if not entry.past:
-                self.grace.release(entry.ref)
-            self.ledger.take_out(entry)
-            await self.trash.discard(entry)
-
-    async def retire(self, entries: Collection[Entry]) -> None:
-        """Move earlier versions to trash that nobody holds any more."""
-        await self.unshadow([source.name for source in self.sources.all() if source.direct])
-        going = [entry for entry in entries if entry.past and self.ledger.has(entry)]
-        for entry in going:
-            self.ledger.take_out(entry)
-        await self.trash.evict(going, "replaced")
-
-    async def unshadow(self, direct: Collection[str]) -> None:
-        """Earlier versions that lie where readers of these sources look without asking go, whoever holds them."""
-        for entry in self.ledger.past():
-            if entry.ref.source in direct and unversioned(entry.name) == entry.name:
-                await self.lose(entry)
 
     @contextlib.asynccontextmanager
     async def renewing(self, sources: Collection[str]) -> AsyncIterator[None]:
@@ -516,16 +433,20 @@ class Cache:
 
     async def _forget(self, source: str) -> None:
         """End the flights of a source that is closed, and move what it brought to trash, whoever holds it."""
-        for flight, task in self._of(source).items():
-            self._end(flight, task)
-        await self.without_flights(source)
+        self.flights.end_all(source)
+        await self.flights.without(source)
         while True:
             here = [*self.ledger.entries(), *self.ledger.past()]
             for entry in [entry for entry in here if entry.ref.source == source]:
-                await self.lose(entry)
+                await self.eviction.lose(entry)
             if not (moves := self.trash.moves(source)):
                 return
             await asyncio.wait(moves)  # what is leased comes back into the ledger
+
+    async def retire(self, past: Collection[Entry]) -> None:
+        """Earlier versions go that nobody holds any more, or that readers would come upon who do not ask."""
+        await self.eviction.unshadow([source.name for source in self.sources.all() if source.direct])
+        await self.eviction.retire(past)
 
     async def is_leased(self, entry: Entry) -> bool:
         """Whether a reader holds the shard; the daemon's own lease does not count."""
@@ -543,32 +464,11 @@ class Cache:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def without_flights(self, source: str) -> None:
-        """Until none of a source's flights that are under way now is left."""
-        if under_way := self._of(source):
-            await asyncio.wait(under_way.values())
-
-    def _of(self, source: str) -> dict[Flight, Landed]:
-        return {flight: task for flight, task in self._tasks.items() if flight.ref.source == source}
-
     async def drain(self) -> None:
         """End all flights, each to its last disk call; waiters get `stopping`."""
-        self._stopping = True
-        for flight, task in self._tasks.items():
-            self._end(flight, task)
-        while pending := [*self._tasks.values(), *self._background]:
+        self.flights.stop()
+        while pending := [*self.flights.tasks(), *self._background]:
             await asyncio.wait(pending)
-
-
-async def _end_of(task: Landed) -> list[Promise]:
-    """What a flight came to, for one of its waiters, whose own cancellation leaves it alone; `Ended` when it was ended.
-
-    Told here and not by the flight, which may be ended before it has begun.
-    """
-    await asyncio.wait([task])
-    if task.cancelled():
-        raise Ended
-    return task.result()
 
 
 def _loop_time(deadline: float) -> float:

@@ -252,7 +252,7 @@ class Daemon:
             async with self._marking:
                 marks = [source.mark for source in made]
                 async with self.cache.renewing(await self.store.outdated(marks)):
-                    await self.cache.unshadow([source.name for source in made if source.direct])
+                    await self.cache.eviction.unshadow([source.name for source in made if source.direct])
                     await self.store.renew(marks)
                     unused = self.sources.take(made)
         finally:
@@ -260,7 +260,7 @@ class Daemon:
                 self.cache.later(self._retire(one))
 
     async def _retire(self, source: Configured) -> None:
-        await self.cache.without_flights(source.name)
+        await self.cache.flights.without(source.name)
         await source.origin.close()
 
     async def _look_for_folder(self) -> None:

@@ -97,7 +97,8 @@ class Upkeep:
         used, self._cache.used = self._cache.used, {}
         offset = time.time() - time.monotonic()
         if used:
-            await self._store.note_uses([(ref, entry.name, entry.used + offset) for ref, entry in used.items()])
+            uses = [(ref, entry.name, entry.used + offset) for ref, entry in used.items() if not entry.past]
+            await self._store.note_uses(uses)
 
     async def _note(self) -> None:
         while True:
@@ -108,6 +109,8 @@ class Upkeep:
         """Make each new shard durable, in the background; a shard that the disk cannot keep goes."""
         while True:
             entry = await self._cache.unsynced.get()
+            if entry.past:  # should it be in force again, it comes again
+                continue
             used = entry.used + time.time() - time.monotonic()
             try:
                 await self._store.make_durable(entry.ref, entry.name, entry.stamp, used)
@@ -147,7 +150,7 @@ class Upkeep:
 
     async def _lose(self, entry: Entry) -> None:
         with contextlib.suppress(NoSpace):  # the disk refuses: that is told, and the next look tries again
-            await self._cache.lose(entry)
+            await self._cache.eviction.lose(entry)
 
     def _known(self, entry: Entry) -> Known:
         unread = not entry.checked

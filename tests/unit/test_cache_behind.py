@@ -34,7 +34,7 @@ async def test_an_exchanged_shard_goes_with_its_eviction(folder: Path, *, asked:
         await asyncio.to_thread(other.write_bytes, b"x" * 3 * SIZE)
         os.rename(other, place)
         if asked:
-            await daemon.cache.evict("s", "0.bin")
+            await daemon.cache.eviction.evict(Ref("s", "0.bin"))
         else:
             await acquire(daemon.cache, "1.bin")
         assert not await asyncio.to_thread(os.path.lexists, place)
@@ -51,7 +51,7 @@ async def test_a_damaged_shard_goes_although_trash_was_removed(folder: Path) -> 
         await damage(place)
         entry = daemon.cache.ledger.get(REF)
         assert entry is not None
-        await daemon.cache.lose(entry)
+        await daemon.cache.eviction.lose(entry)
         assert not await asyncio.to_thread(os.path.lexists, place)
         await settle(daemon.cache, folder)
 

@@ -19,6 +19,7 @@ from cachedaemon.cache import Answer, Cache
 from cachedaemon.config import load
 from cachedaemon.daemon import Daemon
 from cachedaemon.errors import CacheFull, Leased, NotFound, Stopping, WaitExpired
+from cachedaemon.model import Ref
 from tests.fakes import content, disk
 from tests.fakes.packing import image_like, zip_bytes
 
@@ -74,7 +75,7 @@ async def until(state: Callable[[], object], what: str) -> None:
 
 async def settle(cache: Cache, folder: Path) -> None:
     """Nothing is under way any more; then the index, the disk and the promises agree that nothing is left."""
-    await until(lambda: not cache.ledger.flights and not cache._tasks, "flights end")
+    await until(lambda: not cache.ledger.flights and not cache.flights.tasks(), "flights end")
     await until(lambda: not cache._background and not cache.grace._holds, "promises end")
     assert cache.ledger.reserved == 0
     assert cache.room.waiting == 0
@@ -119,7 +120,7 @@ async def test_a_waiter_is_cancelled_at_any_moment(folder: Path, archives: str) 
             assert isinstance(said[0], Answer | asyncio.CancelledError)
             if chance.random() < 0.7:
                 with contextlib.suppress(NotFound, Leased):
-                    await cache.evict("s", name)
+                    await cache.eviction.evict(Ref("s", name))
         await settle(cache, folder)
         for name in NAMES:
             await acquire(cache, name)
@@ -139,7 +140,7 @@ async def test_a_try_is_stopped_at_any_moment(folder: Path) -> None:
                 stop()
             await task
             with contextlib.suppress(NotFound, Leased):
-                await cache.evict("s", name)
+                await cache.eviction.evict(Ref("s", name))
         await settle(cache, folder)
 
 
@@ -170,7 +171,7 @@ async def disturb(daemon: Daemon, folder: Path, chance: random.Random) -> None:
             cache.room.changed()
         case _:
             with contextlib.suppress(NotFound, Leased):
-                await cache.evict("s", name)
+                await cache.eviction.evict(Ref("s", name))
 
 
 async def repeat(times: int, step: Callable[[], Awaitable[None]]) -> None:
