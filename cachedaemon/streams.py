@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ LOOK = 0.15
 """Seconds between two looks at how fast it goes."""
 QUICK = 1.0
 """Seconds that the rest may take before more streams are wanted."""
+LEAD = 0.5
+"""Seconds by which a probe's part lies ahead of the first stream: the answer should come first."""
 PROGRESS = 1 << 20
 """Bytes after which a failure is the first one again."""
 
@@ -202,7 +205,7 @@ class Streams:
                 raise
             raise Cut(f"{self._so_far()}, and then: {self._reason(cause)}") from cause
         self._sink.fail(cause)
-        self._calm_until = asyncio.get_running_loop().time() + seconds
+        self._calm_until = time.monotonic() + seconds
         await self._turn.rest(seconds)
 
     def _so_far(self) -> str:
@@ -215,11 +218,13 @@ class Streams:
 
     async def _watch(self) -> None:
         """Look again and again whether more streams would help."""
-        loop = asyncio.get_running_loop()
+        before, began = self._flight.arrived, time.monotonic()
         while self._gives_parts:
-            began, before = loop.time(), self._flight.arrived
             await asyncio.sleep(LOOK)
-            self._rate = (self._flight.arrived - before) / (loop.time() - began) / (1 + len(self._further))
+            arrived, now = self._flight.arrived, time.monotonic()
+            if arrived > before:  # what comes seldom is measured over a longer time
+                self._rate = (arrived - before) / (now - began) / (1 + len(self._further))
+                before, began = arrived, now
             self._widen()
 
     def _widen(self) -> None:
@@ -236,7 +241,7 @@ class Streams:
 
     def _wanted(self) -> int:
         """Streams, the first one included, by which the rest would come quickly."""
-        if asyncio.get_running_loop().time() < self._calm_until or not self._rate:
+        if not self._gives_parts or not self._rate or time.monotonic() < self._calm_until:
             return 1
         return math.ceil((self._size - self._flight.arrived) / self._rate / QUICK)
 
@@ -257,7 +262,7 @@ class Streams:
 
     async def _probe(self, turn: Turn) -> None:
         """Ask for a part farther on than the first stream will be by the answer."""
-        lead = max(self._part, int(self._rate / 2))
+        lead = max(self._part, int(self._rate * LEAD))
         start = self._first.at + lead
         stop = min(start + self._part, self._first.stop)
         if start >= stop:
@@ -291,7 +296,7 @@ class Streams:
         self._sink.fail(cause)
         if isinstance(cause, OriginUnavailable):
             turn.heed(cause)
-        self._calm_until = asyncio.get_running_loop().time() + pause(self._stumbles, cause)
+        self._calm_until = time.monotonic() + pause(self._stumbles, cause)
         self._stumbles += 1
 
     # ---- any stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -192,7 +193,7 @@ class Turn:
         self._begin()
 
     def _begin(self) -> None:
-        self._has_place, self._began = True, asyncio.get_running_loop().time()
+        self._has_place, self._began = True, time.monotonic()
 
     def leave(self) -> None:
         """Give the place back, unless that was done."""
@@ -224,7 +225,7 @@ class Turn:
         """Be as modest towards the origin as it asks for, once for each failure."""
         if cause is self._heeded:
             return
-        self._heeded, now = cause, asyncio.get_running_loop().time()
+        self._heeded, now = cause, time.monotonic()
         if isinstance(cause, Overloaded):
             self._turns.allowance(self._source).was_too_much(self._began, now)
         self._began = now

@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 
 from cachedaemon import fetch, turns
 from cachedaemon.entries import Flight, Line
-from cachedaemon.errors import BadArchive, CacheDaemonError, Corrupt, Missing, NoSpace, OriginRefused, OriginUnavailable
+from cachedaemon.errors import (
+    BadArchive,
+    CacheDaemonError,
+    Corrupt,
+    Missing,
+    NoSpace,
+    OriginRefused,
+    OriginUnavailable,
+    Overloaded,
+)
 from cachedaemon.fetch import Stops, pause, tries
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
-from cachedaemon.turns import Turns
+from cachedaemon.turns import Allowance, Turn, Turns
 
 
 def flight(order: int, *, source: str = "s", demand: bool = True) -> Flight:
@@ -170,6 +179,183 @@ async def test_a_source_is_never_held_for_long_because_of_one_shard(monkeypatch:
         while 2 not in ground.running:  # noqa: ASYNC110 - it is the clock that is waited for
             await asyncio.sleep(0.005)
     await ground.close()
+
+
+def test_an_overloaded_origin_is_given_half_and_then_one_more_a_round() -> None:
+    allowance, seen = Allowance(8), []
+    for began, now in ((0.0, 1.0), (0.0, 1.1), (0.9, 1.2), (1.05, 2.0)):
+        allowance.was_too_much(began, now)
+        seen.append(allowance.now)
+    assert seen == [4, 4, 4, 2], "what was under way together counts once"
+    for _ in range(2 + 3 + 4):
+        allowance.went_well()
+    assert allowance.now == 5
+    for _ in range(100):
+        allowance.went_well()
+    assert allowance.now == 8
+    for now in range(10, 20):
+        allowance.was_too_much(now, now)
+    assert allowance.now == 1
+
+
+def test_a_new_limit_is_had_in_full_unless_the_origin_has_refused() -> None:
+    allowance = Allowance(4)
+    allowance.limit(8)
+    assert allowance.now == 8
+    allowance.was_too_much(0.0, 0.0)
+    allowance.limit(16)
+    assert allowance.now == 4
+    allowance.limit(2)
+    assert allowance.now == 2
+
+
+@pytest.mark.asyncio
+async def test_sixteen_failures_at_once_halve_once_and_the_rest_wait_their_turn() -> None:
+    ground = Ground(Turns(16, {"s": 16}, {}))
+    await ground.start(*(flight(n) for n in range(40)))
+    for number in range(16):
+        await ground.end(number, Overloaded("busy"))
+    assert ground.turns.allowance("s").now == 8
+    assert len(ground.running) == 8
+    for number in list(ground.running):
+        await ground.end(number)
+    assert ground.turns.allowance("s").now == 9
+    await ground.close()
+
+
+@pytest.mark.asyncio
+async def test_two_hundred_waiters_of_a_throttling_origin_are_all_served() -> None:
+    """C-15: nobody asks before `Retry-After`, they come back one by one and few at once, and none is lost."""
+    turns, loop = Turns(16, {"s": 8}, {}), asyncio.get_running_loop()
+    asked, served, running, refused = list[float](), list[int](), 0, -1.0
+
+    async def ask(one: Flight) -> None:
+        nonlocal running, refused
+        async for attempt in tries(one, 30, Metrics("test"), stops=Stops()):
+            async with attempt, turns.turn(one):
+                running += 1
+                asked.append(loop.time())
+                assert running <= 8
+                assert not 0.05 < asked[-1] - refused < 0.195, "but for who was sent just before the refusal"
+                await asyncio.sleep(0.002)
+                running -= 1
+                if len(asked) <= 20:
+                    refused = loop.time()
+                    raise Overloaded("slow down", retry_after=0.2)
+                served.append(one.order)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(ask(flight(n)) for n in range(200)))
+    assert sorted(served) == list(range(200))
+    after_the_first_hold = sorted(asked[8:12])
+    assert after_the_first_hold[-1] - after_the_first_hold[0] > 0.005, "not all in one instant"
+    assert not any(turns._running.values())
+
+
+# --- further places
+
+
+@pytest.mark.asyncio
+async def test_a_spare_place_is_one_that_nobody_waits_for_and_is_given_back_for_who_comes() -> None:
+    ground = Ground(Turns(4, {"s": 3, "t": 4}, {}))
+    async with ground.turns.turn(flight(1)) as turn:
+        spares = [turn.spare() for _ in range(3)]
+        assert [one is not None for one in spares] == [True, True, False], "as many as the source has"
+        first, second, _ = spares
+        assert first is not None
+        assert second is not None
+        await ground.start(flight(2, source="t"))
+        assert not first.is_wanted(), "there was room for it"
+        await ground.start(flight(3, source="t"))
+        assert first.is_wanted(), "over all sources there is none left"
+        first.leave()
+        first.leave()
+        await ground.settle()
+        assert ground.running == [2, 3]
+        assert not second.is_wanted()
+        ground.turns.allowance("s").was_too_much(0.0, 1.0)
+        assert second.is_wanted(), "the origin has asked for less"
+        second.leave()
+        assert turn.spare() is None
+    await ground.close()
+    assert not any(ground.turns._running.values())
+
+
+@pytest.mark.asyncio
+async def test_no_spare_place_of_a_source_that_is_held() -> None:
+    turns = Turns(4, {"s": 4}, {})
+    async with turns.turn(flight(1)) as turn:
+        turn.heed(OriginUnavailable("busy", retry_after=60))
+        assert turn.spare() is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("when", ["asleep", "waiting", "back"])
+async def test_a_rest_that_is_cancelled_gives_back_what_it_has(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "KEPT", 0.0)
+    ground = Ground(Turns(1, {"s": 1}, {}))
+
+    async def rest(seconds: float) -> None:
+        async with ground.turns.turn(flight(1)) as turn:
+            await turn.rest(seconds)
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(rest(60 if when == "asleep" else 0.001))
+    await ground.settle()
+    await ground.start(flight(2))
+    assert ground.running == [2]
+    if when != "asleep":
+        async with asyncio.timeout(20):
+            while not len(ground.turns._waiting):  # noqa: ASYNC110 - it is the clock that is waited for
+                await asyncio.sleep(0.001)
+    if when == "back":
+        await ground.end(2)
+    task.cancel()
+    await asyncio.wait([task])
+    await ground.close()
+    assert not any(ground.turns._running.values())
+    assert not len(ground.turns._waiting)
+
+
+@pytest.mark.asyncio
+@given(
+    plan=st.lists(
+        st.tuples(st.sampled_from(["start", "end", "cancel", "spare", "leave"]), st.integers(0, 5)), max_size=30
+    )
+)
+async def test_the_caps_hold_with_spare_places_too(plan: list[tuple[str, int]]) -> None:
+    ground, number, spares = (
+        Ground(
+            Turns(3, {"s": 2, "t": 2}, {}),
+        ),
+        0,
+        list[Turn](),
+    )
+    owner = Turn(ground.turns, flight(999), ground.turns._paces.part("s"))
+    for what, which in plan:
+        if what == "start":
+            number += 1
+            await ground.start(flight(number, source="st"[which % 2]))
+        elif what == "spare" and (spare := owner.spare()) is not None:
+            assert not len(ground.turns._waiting) or ground.turns._waiting.first(ground.turns._has_no_place) is None
+            spares.append(spare)
+        elif what == "leave" and spares:
+            spares.pop(which % len(spares)).leave()
+        elif what in ("end", "cancel") and ground.tasks:
+            order = list(ground.tasks)[which % len(ground.tasks)]
+            if what == "cancel":
+                ground.tasks[order].cancel()
+            elif not ground.ends[order].done():
+                ground.ends[order].set_result(None)
+        await ground.settle()
+        running = ground.turns._running
+        assert sum(running.values()) == len(ground.running) + len(spares) <= 3
+        assert running.get("s", 0) <= 2
+        assert running.get("t", 0) <= 2
+    for spare in spares:
+        spare.leave()
+    await ground.close()
+    assert not any(ground.turns._running.values())
 
 
 async def _try(failures: list[BaseException | None], retries: int) -> tuple[int, Flight]:
