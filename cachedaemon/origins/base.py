@@ -30,6 +30,7 @@ class Stream(Protocol):
     def pieces(self) -> AsyncIterator[list[Piece]]:
         """The bytes, about a MiB at a time; each list is valid until the next one is asked for.
 
+        A generator that is closed before its end lets go of its connection, where it has one: others take the rest.
         Raises `Cut`, `Changed`, `OriginUnavailable`.
         """
 

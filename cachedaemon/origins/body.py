@@ -31,6 +31,7 @@ class Body:
             said = ", ".join(framing)
             raise OriginRefused(f"{ref}: the origin sends the transfer coding {said!r}, which nobody asked for")
         self._ref = ref
+        self._response = response
         self._content = response.content
         self._stall = stall
         # What comes in chunks has no other length, whatever else the head says (RFC 9112, 6.3).
@@ -41,6 +42,7 @@ class Body:
         """About a MiB at a time, in the pieces that it came in: to join them took a tenth of all CPU (bench/fill.py).
 
         From a slow origin less, so that a transfer shows how far it is. Raises `Cut` when less comes than was announced.
+        Closed before the end, it lets go of the connection.
         """
         content = self._content
         try:
@@ -48,6 +50,9 @@ class Body:
                 yield batch
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             raise self._cut(f": {words(cause)}") from cause
+        except GeneratorExit:
+            let_go(self._response)
+            raise
         if self.length is not None and content.total_bytes != self.length:
             raise self._cut()
 
