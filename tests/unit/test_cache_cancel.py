@@ -188,7 +188,7 @@ async def test_everything_at_once(folder: Path) -> None:
             for _ in range(4):
                 group.create_task(repeat(60, lambda: ask(daemon.cache, chance)))
             group.create_task(repeat(60, lambda: disturb(daemon, folder, chance)))
-        await until(lambda: all(job.state != "running" for job in daemon.prefetch._jobs.values()), "jobs end")
+        await until(lambda: all(job.state != "running" for job in daemon.prefetch._jobs._all.values()), "jobs end")
         await daemon.upkeep.look()
         await settle(daemon.cache, folder)
         for name in NAMES:
