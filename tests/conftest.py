@@ -256,3 +256,37 @@ def no_process_left() -> Iterator[None]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes left behind (now killed):\n" + "\n".join(left.values())
+
+
+# --- object stores -----------------------------------------------------------------------------------------------
+
+
+def _store(name: str) -> Iterator[Any]:
+    from tests.fakes import stores  # obstore takes a while, and few tests need it
+
+    with getattr(stores, name)() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Any]:
+    """An S3 server, as faithful as can be had (`tests.fakes.stores.Running`)."""
+    yield from _store("moto")
+
+
+@pytest.fixture(scope="session")
+def s3rver() -> Iterator[Any]:
+    """A sloppy S3 server."""
+    yield from _store("s3rver")
+
+
+@pytest.fixture(scope="session")
+def fake_gcs() -> Iterator[Any]:
+    """A server of Google Cloud Storage's API."""
+    yield from _store("fake_gcs")
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Any]:
+    """A server of Azure's blob storage API."""
+    yield from _store("azurite")
