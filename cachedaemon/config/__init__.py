@@ -1,6 +1,6 @@
 """Configuration: one frozen `Settings` from file, environment and flags. The only place that reads the environment."""
 
-from cachedaemon.config.aistore import AisUrl, ais_url
+from cachedaemon.config.aistore import AisUrl, ais_token, ais_url
 from cachedaemon.config.buckets import BucketUrl, bucket_url
 from cachedaemon.config.buckets import fault as name_fault
 from cachedaemon.config.credentials import Credentials, account_of, credentials_of
@@ -31,6 +31,7 @@ __all__ = [
     "Source",
     "UnpackLimits",
     "account_of",
+    "ais_token",
     "ais_url",
     "bare_environment",
     "bucket_url",

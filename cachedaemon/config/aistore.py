@@ -6,9 +6,18 @@ stores behind it, and those of other clusters. Both stand in the URL's query, by
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
+
+from cachedaemon.config.secret import Secret
+from cachedaemon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cachedaemon.config.settings import Source
 
 KEY = "{key}"
 _PROVIDERS = {
@@ -50,3 +59,25 @@ def ais_url(url: str) -> AisUrl:
     before, _, after = (found[2] or "").partition(KEY)
     namespace = f"@{space[1] or ''}#{space[2] or ''}" if any(space.groups()) else ""
     return AisUrl(found[1], before, after, provider, namespace)
+
+
+def ais_token(secret: Secret) -> str:
+    """The token: alone, or in the JSON that `ais auth login` writes. Reads the disk; ConfigError when there is none."""
+    text = secret.document()
+    try:
+        token = json.loads(text)["token"] if text.startswith("{") else text
+    except (ValueError, KeyError):
+        token = None
+    if not isinstance(token, str) or not re.fullmatch("[!-~]+", token):
+        msg = "no token: allowed is one in printable ASCII without spaces, or the JSON that `ais auth login` writes"
+        raise ConfigError(msg)
+    return token
+
+
+def problems(path: str, source: Source) -> Iterator[str]:
+    """A line for each problem of an AIStore source that no single setting has."""
+    if source.credentials is not None:
+        try:
+            ais_token(source.credentials)
+        except ConfigError as cause:
+            yield f"{path}.credentials: {cause}"

@@ -27,6 +27,7 @@ _WITH_EFFECT = {
     "anonymous": SCHEMES,
     "endpoint": (*SCHEMES, "ais"),
     "credentials": (*SCHEMES, "ais"),
+    "etl": ("ais",),
 }
 """Schemes of this distribution whose sources each setting of object stores does something for."""
 

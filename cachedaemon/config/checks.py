@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cachedaemon.config import buckets, extras, plugins
+from cachedaemon.config import aistore, buckets, extras, plugins
 from cachedaemon.config.urls import KEY, folder_of, scheme_of, schemes
 from cachedaemon.errors import ConfigError
 
@@ -40,6 +40,9 @@ def _of_source(path: str, source: Source) -> Iterator[str]:
         yield from extras.problems(path, source)
     elif scheme in buckets.SCHEMES:
         yield from buckets.problems(path, scheme, source)
+    elif scheme == "ais":
+        yield from buckets.useless(path, scheme, source)
+        yield from aistore.problems(path, source)
     elif scheme not in schemes():
         try:
             plugins.origin_class(scheme)

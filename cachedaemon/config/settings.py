@@ -235,14 +235,6 @@ class Source(_Section):
             raise ValueError(msg)
         return found
 
-    @field_validator("etl")
-    @classmethod
-    def _of_aistore(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and urls.scheme_of(info.data.get("url", "ais:")) != "ais":
-            msg = "only AIStore transforms: allowed is none, so leave it out, or a url that begins with ais://"
-            raise ValueError(msg)
-        return value
-
     @field_validator(*NOT_YET)
     @classmethod
     def _is_built(cls, value: object, info: ValidationInfo) -> object:

@@ -7,8 +7,6 @@ transformation's own server.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -17,8 +15,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-from cachedaemon.config import Fetch, Secret, Source
-from cachedaemon.errors import ConfigError, OriginRefused
+from cachedaemon.config import Fetch, Secret, Source, ais_token
+from cachedaemon.errors import OriginRefused
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
 from cachedaemon.origins.body import let_go
@@ -85,7 +83,7 @@ class Cluster:
                 return response
             let_go(response)
             onward = followed(url, location)
-            token = token if response.url.scheme == "http" or onward.lower().startswith("https:") else _NOTHING
+            token = _NOTHING if _is_bared(url, onward) else token
             url, response = onward, await self._ask(onward, asked, token, self._first_byte)
             token = _NOTHING
         raise OriginRefused(f"{what}: the cluster redirects over {REDIRECTS} times")
@@ -102,22 +100,16 @@ class Cluster:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _is_bared(url: str, onward: str) -> bool:
+    """Whether a redirect leads from TLS to a place without."""
+    return url.lower().startswith("https:") and not onward.lower().startswith("https:")
+
+
 class _Bearer:
-    """A token as a header says it (RFC 6750). It may stand in the JSON that `ais auth login` writes."""
+    """A token as a header says it (RFC 6750)."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
 
     def value(self) -> str:
-        return f"Bearer {_token(self._secret.document())}"
-
-
-def _token(text: str) -> str:
-    try:
-        token = json.loads(text)["token"] if text.startswith("{") else text
-    except (ValueError, KeyError):
-        token = None
-    if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
-        msg = "credentials: no token; allowed is a token in one line, or the JSON that `ais auth login` writes"
-        raise ConfigError(msg)
-    return token
+        return f"Bearer {ais_token(self._secret)}"

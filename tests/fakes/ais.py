@@ -61,6 +61,10 @@ class Cluster:
         """Whether the gateway escapes what it sends on; releases before 3.26 put the decoded path into `Location`."""
         self.page = 1000
         """Names of a listing's page at the most."""
+        self.folders: set[str] = set()
+        """Names that are listed as folders are, besides the objects."""
+        self.on_asked: Callable[[Asked], None] = lambda _: None
+        """Called with each request before it is looked at."""
         self.log: list[Asked] = []
         self.buckets: dict[Bucket, dict[str, Stored]] = {}
         self.etls: dict[str, tuple[Callable[[bytes], bytes], str]] = {}
@@ -142,6 +146,7 @@ class Cluster:
         """The answer of a node; errors in JSON."""
         asked = _asked(node, request)
         self.log.append(asked)
+        self.on_asked(asked)
         await self._nodes[node].thawed.wait()
         try:
             self._check_token(asked)
@@ -213,7 +218,9 @@ class Cluster:
             return web.Response(headers={"Ais-Bucket-Props": json.dumps({"provider": bucket.provider})})
         if asked.method != "GET" or message.get("action") != "list":
             raise Refusal(400, f"invalid action {message.get('action')!r}")
-        return _listed(page_of(sorted(objects), message["value"], self.page), asked.headers.get("accept", ""))
+        page = page_of(sorted({*objects, *self.folders}), message["value"], self.page)
+        page["entries"] = [(name, 256 if name in self.folders else 64) for name in page["entries"]]
+        return _listed(page, asked.headers.get("accept", ""))
 
     async def _object(self, asked: Asked, rest: str, request: web.Request) -> web.StreamResponse:
         bucket, name = self._split(asked, rest)
@@ -294,7 +301,7 @@ class _Node:
         if self._runner is not None:
             return
         server = web.Server(lambda request: self._cluster.answer(self._name, request), access_log=None)
-        self._runner = runner = web.ServerRunner(server, shutdown_timeout=0)
+        self._runner = runner = web.ServerRunner(server, shutdown_timeout=0.05)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=self._tls, backlog=1024).start()
         self._port = int(runner.addresses[0][1])
@@ -327,11 +334,11 @@ def _head(stored: Stored) -> web.Response:
 def _listed(page: dict[str, Any], accept: str) -> web.Response:
     """A page in the form that is asked for: both have names of their own for the members."""
     if "msgpack" not in accept:
-        return web.json_response({**page, "entries": [{"name": name, "flags": 64} for name in page["entries"]]})
+        return web.json_response({**page, "entries": [{"name": name, "flags": f} for name, f in page["entries"]]})
     from msgspec import msgpack
 
     packed = {"UUID": page["uuid"], "ContinuationToken": page["continuation_token"], "Flags": page["flags"]}
-    packed["Entries"] = [{"n": name, "f": 64} for name in page["entries"]]
+    packed["Entries"] = [{"n": name, "f": flags} for name, flags in page["entries"]]
     return web.Response(body=msgpack.encode(packed), content_type="application/msgpack")
 
 

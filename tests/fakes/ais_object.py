@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anycrc
 import xxhash
@@ -109,7 +109,7 @@ def asked_range(header: str, size: int) -> slice:
     return slice(start, stop)
 
 
-def page_of(names: list[str], message: Mapping[str, object], most: int) -> dict[str, object]:
+def page_of(names: list[str], message: Mapping[str, object], most: int) -> dict[str, Any]:
     """A page of a listing; the names are in order."""
     prefix, after = str(message.get("prefix") or ""), str(message.get("continuation_token") or "")
     size = min(int(str(message.get("pagesize") or 0)) or most, most)
