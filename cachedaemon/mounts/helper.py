@@ -2,7 +2,7 @@
 
 Standard input is a socket of requests (SOCK_SEQPACKET, unix(7)): JSON, with two descriptors each: a socket for the
 conversation and the end of a pipe for data. `{"open": KEY}` answers the file's state, then each line `look` again, and
-`read` pours the file into the pipe, closes that, and answers the state after it. `{"walk": true}` answers lists of keys
+`read START STOP` pours these bytes into the pipe, closes that, and answers the state after it. `{"walk": true}` answers lists of keys
 until an empty one, `{"check": true}` an empty object where the folder is there. A failed call answers `{"errno": N, "why": TEXT}`. Whoever closes the conversation is done with it.
 
 It dies with the daemon, and when the daemon closes the socket; a thread that hangs then is left to the kernel.
@@ -76,14 +76,15 @@ class Call:
         with tree.open(key) as file, self.link.makefile("rb") as lines:
             self._tell(file)
             for line in lines:
-                if line == b"read\n":
-                    file.pour(self.data.fileno())
+                if line.startswith(b"read "):
+                    _, start, stop = line.split()
+                    file.pour(self.data.fileno(), int(start), int(stop))
                     self.data.close()
                 self._tell(file)
 
     def _tell(self, file: File) -> None:
         seen = file.look()
-        self._say({"size": seen.st_size, "mtime_ns": seen.st_mtime_ns})
+        self._say({"size": seen.st_size, "mtime_ns": seen.st_mtime_ns, "inode": seen.st_ino})
 
     def _walk(self, tree: Tree) -> None:
         for batch in _batches(tree.walk()):

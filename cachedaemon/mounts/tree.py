@@ -124,21 +124,20 @@ class File:
         """Its state now."""
         return os.fstat(self._descriptor)
 
-    def pour(self, pipe: int) -> None:
-        """Everything from here to the end into a pipe; the page cache's own pages where the file system can (splice(2))."""
+    def pour(self, pipe: int, start: int, stop: int) -> None:
+        """The bytes from `start` up to `stop` into a pipe, or as far as the file goes."""
+        at = start
+        while at < stop and (count := self._some(pipe, at, min(stop - at, _AT_ONCE))):
+            at += count
+
+    def _some(self, pipe: int, at: int, most: int) -> int:
+        """The next bytes, and how many; the page cache's own pages where the file system can (splice(2))."""
         try:
-            while os.splice(self._descriptor, pipe, _AT_ONCE):
-                pass
+            return os.splice(self._descriptor, pipe, most, offset_src=at)
         except OSError as cause:
             if cause.errno != errno.EINVAL:
                 raise
-            self._copy(pipe)
-
-    def _copy(self, pipe: int) -> None:
-        """Likewise, through memory."""
-        while piece := memoryview(os.read(self._descriptor, _AT_ONCE)):
-            while piece:
-                piece = piece[os.write(pipe, piece) :]
+        return _written(pipe, memoryview(os.pread(self._descriptor, most, at)))
 
     def __enter__(self) -> Self:
         """Open already."""
@@ -149,3 +148,11 @@ class File:
     ) -> None:
         """Closed, which may hang like everything else."""
         os.close(self._descriptor)
+
+
+def _written(pipe: int, piece: memoryview) -> int:
+    """All of it, through memory."""
+    rest = piece
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
+    return len(piece)

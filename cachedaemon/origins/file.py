@@ -10,7 +10,7 @@ import asyncio
 import errno
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -21,9 +21,9 @@ from cachedaemon.errors import (
     Changed,
     Cut,
     Missing,
-    NoParts,
     OriginRefused,
     OriginUnavailable,
+    Overloaded,
 )
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Digest, Ref, Validators
@@ -31,6 +31,8 @@ from cachedaemon.origins.base import KEY, PIECE, Piece, is_still, refuse_dots
 from cachedaemon.origins.mounted import Link, Mounted
 
 T = TypeVar("T")
+State = dict[str, Any]
+"""Of a file, as the helper says it: size, mtime, inode."""
 
 _REFUSED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL}
@@ -47,7 +49,8 @@ class FileOrigin:
         self._settle = source.settle
         self._stall = fetch.stall_timeout or None
         self._metrics = metrics
-        self._mount = Mounted(self._place, source.concurrency)
+        # A transfer can hold a file open, or hang in it, while it reads a part by a request of its own.
+        self._mount = Mounted(self._place, 2 * source.concurrency)
 
     async def look(self) -> None:
         """Whether the folder is there, and not empty as an unmounted one is."""
@@ -63,14 +66,20 @@ class FileOrigin:
     async def open(self, key: str, known: Validators | None = None) -> AsyncIterator[FileStream | None]:
         """The file of a key, once nobody writes to it any more; None when it is still as it was."""
         ref = Ref(self._name, key)
-        async with self._asking(ref, {"open": key}) as link:
-            state = await self._counted(ref, link.hear())
+        async with self.file(ref) as (link, found):
+            state = found
             while (wait := self._settle - abs(time.time() - state["mtime_ns"] / 1e9)) > 0:
                 await asyncio.sleep(wait)
                 await link.say("look")
                 state = await self._counted(ref, link.hear())
             stream = FileStream(self, ref, link, state)
             yield None if is_still(known, stream.validators) else stream
+
+    @asynccontextmanager
+    async def file(self, ref: Ref) -> AsyncIterator[tuple[Link, State]]:
+        """The file of a key, opened, and the state it is in."""
+        async with self._asking(ref, {"open": ref.key}) as link:
+            yield link, await self._counted(ref, link.hear())
 
     async def keys(self) -> list[str]:
         """All files below the folder, as keys."""
@@ -119,7 +128,7 @@ class FileOrigin:
         except TimeoutError as cause:
             if cause.errno is not None:  # the mount's own ETIMEDOUT
                 raise _mapped(cause, ref) from cause
-            raise OriginUnavailable(f"{ref}: the mounted folder does not answer for {self._stall:g} s") from None
+            raise Overloaded(f"{ref}: the mounted folder does not answer for {self._stall:g} s") from None
         except OSError as cause:
             raise _mapped(cause, ref) from cause
 
@@ -136,31 +145,38 @@ def _mapped(cause: OSError, ref: Ref | str) -> CacheDaemonError:
 class FileStream:
     """The bytes of one file; a change while it is read is noticed at the end."""
 
-    def __init__(self, origin: FileOrigin, ref: Ref, link: Link, state: dict[str, Any]) -> None:
+    def __init__(self, origin: FileOrigin, ref: Ref, link: Link, state: State) -> None:
         self._origin = origin
         self._ref = ref
         self._link = link
-        self._before = state
-        self.size: int | None = state["size"]
-        self.validators = Validators(version=str(state["size"]), modified=str(state["mtime_ns"]))
+        self._state = state
+        self._size: int = state["size"]
+        self.size: int | None = self._size
+        self.validators = Validators(version=str(self._size), modified=str(state["mtime_ns"]))
         self.digests: tuple[Digest, ...] = ()
-        self.has_parts = False
+        self.has_parts = True
 
-    def part(self, start: int, stop: int) -> AbstractAsyncContextManager[AsyncIterator[list[Piece]]]:
-        """Not given."""
-        raise NoParts(f"{self._ref}: no parts: {start} to {stop}")
-
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
+    def pieces(self) -> AsyncIterator[list[Piece]]:
         """The bytes, about a MiB at a time, in one buffer that is used again."""
-        buffer, total, size = memoryview(bytearray(PIECE)), 0, int(self._before["size"])
-        await self._origin.limited(self._ref, self._link.say("read"))
-        while count := await self._origin.limited(self._ref, self._link.fill(buffer, self._origin.within), waits=False):
-            total += count
-            if total > size:
-                raise Changed(f"{self._ref}: the file grows while it is read")
+        return self._bytes(self._link, 0, self._size)
+
+    @asynccontextmanager
+    async def part(self, start: int, stop: int) -> AsyncIterator[AsyncIterator[list[Piece]]]:
+        """These bytes, from the path again: what was opened before may be stale by now."""
+        async with self._origin.file(self._ref) as (link, state):
+            self._compare(state)
+            yield self._bytes(link, start, stop)
+
+    async def _bytes(self, link: Link, start: int, stop: int) -> AsyncIterator[list[Piece]]:
+        buffer, at, limited = memoryview(bytearray(PIECE)), start, self._origin.limited
+        await limited(self._ref, link.say(f"read {start} {stop}"))
+        while count := await limited(self._ref, link.fill(buffer, self._origin.within), waits=False):
+            at += count
             yield [buffer[:count]]
-        after = await self._origin.limited(self._ref, self._link.hear())
-        if after != self._before:
+        self._compare(await limited(self._ref, link.hear()))
+        if at != stop:
+            raise Cut(f"{self._ref}: got {at} of {self._size} bytes")
+
+    def _compare(self, state: State) -> None:
+        if state != self._state:
             raise Changed(f"{self._ref}: the file changed while it was read")
-        if total != size:
-            raise Cut(f"{self._ref}: got {total} of {size} bytes")

@@ -27,7 +27,6 @@ class Web(Place):
 
     lacks: Mapping[Trait, str] = {
         "listing": "a web server has no list of its objects",
-        "parts": "ranges are not asked for yet",
     }
 
     def __init__(self, origin: Origin, settings: Mapping[str, object]) -> None:
@@ -69,12 +68,12 @@ class Folder(Place):
     lacks: Mapping[Trait, str] = {
         "slowness": "a plain folder is never slow",
         "silence": "a plain folder never hangs",
-        "parts": "read in one piece so far",
     }
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.away = folder / "set", folder / "away"
         self.folder.mkdir()
+        self._last = 0
         self.put("another", b"so that the folder is not empty")
         self.url = f"file://{self.folder}/"
 
@@ -82,8 +81,11 @@ class Folder(Place):
         return self.folder / key
 
     def put(self, key: str, data: bytes) -> None:
+        """Each with a time of its own, also where the file system's clock is coarse."""
         self._at(key).parent.mkdir(parents=True, exist_ok=True)
         self._at(key).write_bytes(data)
+        self._last = max(self._last + 1, self._at(key).stat().st_mtime_ns)
+        os.utime(self._at(key), ns=(self._last, self._last))
 
     def refuse(self, key: str) -> None:
         os.mkfifo(self._at(key))
@@ -105,7 +107,7 @@ class Folder(Place):
 class Mount(Folder):
     """A folder behind a file system that can be slow, hang, and vanish with an empty folder left in its place."""
 
-    lacks: Mapping[Trait, str] = {"parts": "read in one piece so far"}
+    lacks: Mapping[Trait, str] = {}
 
     def __init__(self, folder: Path, fuse: FuseFs) -> None:
         super().__init__(folder)
