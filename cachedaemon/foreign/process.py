@@ -106,12 +106,12 @@ def _close_others() -> None:
                 os.close(int(name))
 
 
-def run(load: Callable[[], Program]) -> None:
-    """Be such a process. `load` imports what the program needs; it is a group of its own, so that it is killed with its children."""
+def run(program: Program) -> None:
+    """Be such a process. It is a group of its own, so that it is killed with whatever it starts."""
     _close_others()
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == int(sys.argv[1]):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the daemon has gone
-            _serve(socket.socket(fileno=0), load())
+            _serve(socket.socket(fileno=0), program)
     os._exit(0)

@@ -24,6 +24,8 @@ NOTICE = 1.0
 """Seconds in which a process must notice that its request was given up, before it is killed."""
 IDLE = 60.0
 """Seconds after which a process that nobody needs ends, and with it its connections."""
+SURPLUS = 2.0
+"""Likewise for one that is idle beside others."""
 _FAREWELL = 0.5
 """Seconds that a killed process is waited for; one that the kernel cannot end is left to it."""
 
@@ -51,11 +53,13 @@ class Worker:
 
     def kill(self) -> None:
         """End it, with what it has started. Its id is its own until the loop has heard of its end."""
-        if self.alive:
+        if not self.alive:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):  # it had no group of its own yet
-                self._process.kill()
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> None:
         """Kill it and wait for that."""
@@ -155,8 +159,9 @@ class Workers:
             await self._end(worker)
 
     def _rest(self, worker: Worker) -> None:
+        seconds = SURPLUS if self._idle else IDLE
+        worker.leave = asyncio.get_running_loop().call_later(seconds, self._dismiss, worker)
         self._idle.append(worker)
-        worker.leave = asyncio.get_running_loop().call_later(IDLE, self._dismiss, worker)
 
     def _dismiss(self, worker: Worker) -> None:
         self._idle.remove(worker)
