@@ -75,7 +75,7 @@ def check_config(*, config: Config = None) -> None:
     from cachedaemon.config import public_url  # noqa: PLC0415 - as above
 
     for name, one in settings.sources.items():
-        typer.echo(f"  source {name}: {public_url(one.url)}")
+        typer.echo(f"  source {name}: {public_url(one.url) or f'URLs of {one.urls}'}")
     import asyncio  # noqa: PLC0415 - as above
 
     from cachedaemon.sources import troubles  # noqa: PLC0415 - as above

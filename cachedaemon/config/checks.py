@@ -34,8 +34,12 @@ def problems(settings: Settings, *, need_sources: bool) -> list[str]:
 
 
 def _of_source(path: str, source: Source) -> Iterator[str]:
-    if not source.url:
-        yield f"{path}.url: is required"
+    if source.urls is not None:
+        if source.url:
+            yield f"{path}.urls: is refused beside a url: allowed is one of the two"
+        yield from buckets.useless(path, "http", source)
+    elif not source.url:
+        yield f"{path}.url: is required, or a file of URLs in {path}.urls"
     elif (scheme := scheme_of(source.url)) == extras.YTDLP or extras.is_fsspec(scheme):
         yield from extras.problems(path, source)
     elif scheme in buckets.SCHEMES:

@@ -25,8 +25,11 @@ from cachedaemon.config.secret import Secret
 from cachedaemon.config.values import Address, Share
 from cachedaemon.errors import ConfigError
 
-NOT_YET = ("urls",)
-"""Settings of a source whose effect is not built: anything but their default is refused, never ignored."""
+_OWN_HEADERS = frozenset({
+    "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "expect",
+    "range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since",
+})  # fmt: skip
+"""How a request is framed, and which part or version of an object it is for."""
 
 SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}")
 
@@ -43,6 +46,7 @@ Group = Annotated[int | None, PlainValidator(values.optional(values.group))]
 Listener = Annotated[Address | None, PlainValidator(values.address)]
 Text = Annotated[str | None, PlainValidator(values.optional(values.text))]
 Key = Annotated[str | None, PlainValidator(values.optional(values.key))]
+Authorities = Annotated[Path | None, PlainValidator(values.optional(values.authorities))]
 ReadableFile = Annotated[Path | None, PlainValidator(values.optional(values.readable))]
 HttpUrl = Annotated[str | None, PlainValidator(values.optional(urls.check_http))]
 Revalidate = Annotated[str | float, PlainValidator(values.revalidate)]
@@ -69,6 +73,9 @@ def _source_name(name: str) -> str:
 def _header_name(name: str) -> str:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
         msg = "allowed are header names as in RFC 9110: letters, digits and !#$%&'*+.^_`|~-"
+        raise ValueError(msg)
+    if name.lower() in _OWN_HEADERS:
+        msg = "the daemon sets it as a transfer needs it; allowed are headers of other names"
         raise ValueError(msg)
     return name
 
@@ -209,7 +216,7 @@ class Source(_Section):
     concurrency: Positive = _setting(8, "transfers at once from this source")
     bandwidth: Size = _setting(0, "bytes per second from this source; 0: no limit")
     proxy: HttpUrl = _setting(None, "HTTP proxy for this source", shown=False)
-    ca: ReadableFile = _setting(None, "file of the certificates (PEM) that the origin is trusted by")
+    ca: Authorities = _setting(None, "file of the certificates (PEM) that the origin is trusted by")
     insecure: Switch = _setting(default=False, description="trust any certificate: for trials only")
     endpoint: HttpUrl = _setting(
         None, "object stores: URL of the service; AIStore: of a gateway, else `$AIS_ENDPOINT`", shown=False
@@ -234,16 +241,6 @@ class Source(_Section):
             msg = "an AIStore source has one: allowed is the URL of a gateway, here or in $AIS_ENDPOINT"
             raise ValueError(msg)
         return found
-
-    @field_validator(*NOT_YET)
-    @classmethod
-    def _is_built(cls, value: object, info: ValidationInfo) -> object:
-        default = cls.model_fields[str(info.field_name)].default
-        if value != default:
-            allowed = "none, so leave it out" if default is None else f'"{default}"'
-            msg = f"the setting comes with a later version: allowed is {allowed}"
-            raise ValueError(msg)
-        return value
 
 
 class Settings(_Section):

@@ -175,6 +175,19 @@ def readable(value: object) -> Path:
         raise ValueError(msg) from None
 
 
+def authorities(value: object) -> Path:
+    """The path of a file with certificates in it, in PEM, that can be read now."""
+    import ssl  # noqa: PLC0415 - 10 ms that commands do without
+
+    where = readable(value)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(where)
+    except OSError as error:  # ssl.SSLError is one
+        msg = "there is no certificate that could be used in the file; allowed are certificates in PEM"
+        raise ValueError(msg) from error
+    return where
+
+
 def socket_path(value: object) -> Path:
     """A path that fits into a socket's address."""
     where = path(value)

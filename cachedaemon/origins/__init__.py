@@ -36,7 +36,7 @@ def origin_of(name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Orig
 
     Raises ConfigError for an origin of another distribution that cannot be made.
     """
-    scheme = scheme_of(source.url)
+    scheme = "http" if source.urls is not None else scheme_of(source.url)
     ours = FsspecOrigin if is_fsspec(scheme) else _SCHEMES.get(scheme)
     return ours(name, source, fetch, metrics) if ours else _brought(scheme, name, source, fetch, metrics)
 

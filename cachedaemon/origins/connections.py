@@ -15,7 +15,7 @@ from cachedaemon.config import Fetch, Source
 from cachedaemon.metrics import Metrics
 from cachedaemon.origins.base import PIECE
 from cachedaemon.origins.resolve import Resolver
-from cachedaemon.origins.targets import sendable
+from cachedaemon.origins.targets import sendable, without_user
 
 AGENT = "cachedaemon"
 
@@ -26,6 +26,9 @@ class Connections:
     def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics, threads: Executor) -> None:
         patience, stall = fetch.connect_timeout or None, fetch.stall_timeout or None
         self._source = source
+        proxy, user = without_user(source.proxy) if source.proxy else ("", "")
+        self._proxy = proxy or None
+        self._proxy_headers = {"Proxy-Authorization": user} if user else {}
         self._head_limit = patience + stall if patience and stall else None
         self._patience, self._stall = patience, stall
         self._name, self._metrics = name, metrics
@@ -51,7 +54,12 @@ class Connections:
         try:
             async with asyncio.timeout(patience or self._head_limit):
                 response = await self._unraced(
-                    session, method, url, headers=headers, data=body, timeout=self._limits(patience)
+                    session,
+                    method,
+                    url,
+                    headers=self._with_proxy(url, headers),
+                    data=body,
+                    timeout=self._limits(patience),
                 )
             status = str(response.status)
         finally:
@@ -72,13 +80,18 @@ class Connections:
                     method,
                     sendable(url),
                     allow_redirects=False,
-                    proxy=self._source.proxy,
+                    proxy=self._proxy,
+                    proxy_headers=self._proxy_headers,
                     trace_request_ctx=way,
                     **how,
                 )
             except _Lost as lost:
                 if not way.used_before:
                     raise lost.cause from None
+
+    def _with_proxy(self, url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """What a proxy asks for goes to it with each plain request; with TLS only when the way is made (CONNECT)."""
+        return {**headers, **self._proxy_headers} if url.lower().startswith("http:") else headers
 
     def _limits(self, patience: float | None) -> aiohttp.ClientTimeout:
         """Who reads the body has a limit of their own, if the one here is longer for the head's sake."""

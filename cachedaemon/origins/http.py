@@ -11,11 +11,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import aiohttp
 
 from cachedaemon.config import Fetch, Source
-from cachedaemon.errors import BadRequest
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref, Validators
-from cachedaemon.origins.base import is_still, refuse_dots
-from cachedaemon.origins.targets import placed
+from cachedaemon.origins.base import is_still
+from cachedaemon.origins.places import Listed, Places, Prefix
 from cachedaemon.origins.web import Web
 from cachedaemon.origins.webstream import PART, WebStream
 
@@ -23,19 +22,22 @@ _OK, _OK_OR_STILL = frozenset({200}), frozenset({200, 304})
 
 
 class HttpOrigin:
-    """Objects under a URL prefix."""
+    """Objects under a URL prefix, or at the URLs of a file."""
 
     def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> None:
         self._name = name
-        self._url = source.url
         self._web = Web(name, source, fetch, metrics)
+        self._places: Places = Prefix(name, source.url)
+        if source.urls is not None:
+            self._places = Listed(name, source.urls, fetch.connect_timeout or None, self._web.threads)
 
     async def look(self) -> None:
         """A server is asked for objects only."""
+        await self._places.look()
 
     def check_key(self, key: str) -> None:
         """No key climbs out of the URL's path."""
-        refuse_dots(self._name, key)
+        self._places.check_key(key)
 
     @asynccontextmanager
     async def open(self, key: str, known: Validators | None = None) -> AsyncIterator[WebStream | None]:
@@ -43,13 +45,14 @@ class HttpOrigin:
 
         A date is only compared: a condition on it would order versions, and a version put back is older than the known.
         """
-        ref, url = Ref(self._name, key), placed(self._url, key)
+        ref = Ref(self._name, key)
 
         def again(headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-            return self._web.get(ref, url, headers, good=PART)
+            return self._web.get(ref, self._places.find, headers, good=PART)
 
         condition = {"If-None-Match": known.etag} if known is not None and known.etag else {}
-        async with self._web.get(ref, url, condition, good=_OK_OR_STILL if condition else _OK) as response:
+        good = _OK_OR_STILL if condition else _OK
+        async with self._web.get(ref, self._places.find, condition, good=good) as response:
             if response.status == 304:
                 yield None
                 return
@@ -57,8 +60,8 @@ class HttpOrigin:
             yield None if is_still(known, stream.validators) else stream
 
     async def keys(self) -> list[str]:
-        """A web server has no list of its objects."""
-        raise BadRequest(f"{self._name}: an http source cannot list its keys; name them")
+        """All keys of the file of URLs; `BadRequest` for a prefix: a web server has no list of its objects."""
+        return await self._places.keys()
 
     async def close(self) -> None:
         """Close the connections."""

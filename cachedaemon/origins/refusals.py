@@ -6,6 +6,7 @@ No message shows a URL, which may be signed, nor a header's value.
 from __future__ import annotations
 
 import email.utils
+import ssl
 import time
 from collections.abc import Mapping
 
@@ -14,21 +15,35 @@ import aiohttp
 from cachedaemon.errors import CacheDaemonError, Missing, OriginRefused, OriginUnavailable, Overloaded
 from cachedaemon.model import Ref
 
+ORIGIN = "the origin"
 UNAUTHORISED = frozenset({401, 403})
 _MISSING = frozenset({404, 410})
 _OVERLOADED = frozenset({429, 503})
 _UNAVAILABLE = frozenset({408, 409, 421, 423, 425})
+_WHY = {401: ": credentials rejected, or none configured", 403: ": credentials rejected, or they do not allow it"}
 LONGEST_WAIT = 300.0
 """Seconds that a `Retry-After` is followed at the most."""
 BELIEVABLE = 86400.0
 """Seconds; a `Retry-After` beyond a day is taken for nonsense."""
+_WORDS: tuple[tuple[type[Exception], str], ...] = (
+    (TimeoutError, "{who} does not answer in time"),
+    (aiohttp.ServerDisconnectedError, "{who} closed the connection without an answer"),
+    (aiohttp.ClientPayloadError, "the connection ended within the body, or the body is malformed"),
+    (aiohttp.ClientConnectorSSLError, "no TLS with {who}: {why}"),
+    (aiohttp.ClientProxyConnectionError, "the proxy cannot be reached: {why}"),
+    (aiohttp.ClientConnectorError, "{who} cannot be reached: {why}"),
+)
 
 
-def refusal(ref: Ref | str, status: int, headers: Mapping[str, str]) -> CacheDaemonError:
-    """An answer that is not what was asked for."""
-    said = f"{ref}: the origin answered {status}"
-    if status in _MISSING:
-        return Missing(said)
+def refusal(ref: Ref | str, status: int, headers: Mapping[str, str], who: str = ORIGIN) -> CacheDaemonError:
+    """An answer that is not what was asked for. `who` answered, as far as that is known."""
+    if status == 407:
+        return OriginRefused(f"{ref}: the proxy answered 407: user and password rejected, or none configured")
+    said = f"{ref}: {who} answered {status}{_WHY.get(status, '')}"
+    return Missing(said) if status in _MISSING else _refusal(said, status, headers)
+
+
+def _refusal(said: str, status: int, headers: Mapping[str, str]) -> CacheDaemonError:
     if status in _OVERLOADED:
         return Overloaded(said, retry_after=retry_after(headers.get("Retry-After")))
     if status >= 500 or status in _UNAVAILABLE or status < 400:
@@ -36,28 +51,44 @@ def refusal(ref: Ref | str, status: int, headers: Mapping[str, str]) -> CacheDae
     return OriginRefused(said)
 
 
-def no_answer(ref: Ref | str, cause: Exception) -> CacheDaemonError:
-    """A request that got no answer."""
+def no_answer(ref: Ref | str, cause: Exception, who: str = ORIGIN) -> CacheDaemonError:
+    """A request that got no answer, from whom it was asked of."""
+    if isinstance(cause, aiohttp.ClientHttpProxyError):
+        return _refused_by_proxy(ref, cause)
     if isinstance(cause, aiohttp.ClientConnectorCertificateError):
-        return OriginRefused(f"{ref}: the origin's certificate is not trusted: {cause.certificate_error}")
+        return OriginRefused(f"{ref}: the origin's certificate is not trusted: {_fault(cause)}")
     if isinstance(cause, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError | ValueError):
-        return OriginRefused(f"{ref}: the URL cannot be requested ({type(cause).__name__})")
+        return OriginRefused(f"{ref}: the URL, or where it redirects to, cannot be requested ({type(cause).__name__})")
     if isinstance(cause, TimeoutError):
-        return Overloaded(f"{ref}: {words(cause)}")
-    return OriginUnavailable(f"{ref}: {words(cause)}")
+        return Overloaded(f"{ref}: {words(cause, who)}")
+    return OriginUnavailable(f"{ref}: {words(cause, who)}")
 
 
-def words(cause: Exception) -> str:
+def _refused_by_proxy(ref: Ref | str, cause: aiohttp.ClientHttpProxyError) -> CacheDaemonError:
+    """The proxy makes no way to the origin, which says nothing of the object."""
+    if cause.status == 407:
+        return refusal(ref, 407, {})
+    return _refusal(f"{ref}: the proxy answered {cause.status}", cause.status, cause.headers or {})
+
+
+def _fault(cause: aiohttp.ClientConnectorCertificateError) -> str:
+    """Such as `certificate has expired`, in the words of OpenSSL."""
+    return (getattr(cause.certificate_error, "verify_message", "") or "no reason given").rstrip(".")
+
+
+def words(cause: Exception, who: str = ORIGIN) -> str:
     """What happened to a connection."""
-    if isinstance(cause, TimeoutError):
-        return "the origin does not answer in time"
-    if isinstance(cause, aiohttp.ServerDisconnectedError):
-        return "the origin closed the connection without an answer"
-    if isinstance(cause, aiohttp.ClientConnectorError):
-        return f"the origin cannot be reached: {cause.os_error.strerror or 'no connection'}"
-    if isinstance(cause, aiohttp.ClientPayloadError):
-        return "the connection ended within the body, or the body is malformed"
-    return f"the connection to the origin failed ({type(cause).__name__})"
+    for kind, said in _WORDS:
+        if isinstance(cause, kind):
+            return said.format(who=who, why=_reason(cause))
+    return f"the connection to {who} failed ({type(cause).__name__})"
+
+
+def _reason(cause: Exception) -> str:
+    """The system's word for why no connection was made, or that of OpenSSL, such as `WRONG_VERSION_NUMBER`."""
+    beneath = getattr(cause, "os_error", None)
+    why = beneath.reason.lower().replace("_", " ") if isinstance(beneath, ssl.SSLError) and beneath.reason else None
+    return why or getattr(beneath, "strerror", None) or "no connection"
 
 
 def retry_after(value: str | None) -> float | None:

@@ -29,17 +29,18 @@ def placed(url: str, key: str) -> str:
     return before + quote(key, safe=_IN_A_QUERY if found and "?" in before else _SEGMENT) + after
 
 
-def without_user(url: str) -> tuple[str, dict[str, str]]:
-    """A URL without user and password, and the header that they stand for: it must not follow a redirect elsewhere."""
+def without_user(url: str) -> tuple[str, str]:
+    """A URL without user and password, and what a header says in their place (RFC 7617), if they are there.
+
+    They must not follow a redirect elsewhere. Both are percent-decoded.
+    """
     scheme, authority, target = _split(url)
     user, found, place = authority.rpartition("@")
-    return (f"{scheme}://{place}{target}", {"Authorization": basic(user)}) if found else (url, {})
-
-
-def basic(user: str) -> str:
-    """`user:password`, percent-encoded, as a header says it (RFC 7617)."""
+    if not found:
+        return url, ""
     name, _, word = user.partition(":")
-    return "Basic " + b64encode(f"{unquote(name)}:{unquote(word)}".encode()).decode()
+    token = b64encode(f"{unquote(name)}:{unquote(word)}".encode()).decode()
+    return f"{scheme}://{place}{target}", f"Basic {token}"
 
 
 def followed(url: str, location: str) -> str:

@@ -1,6 +1,6 @@
 """GETs for one source: redirects followed, secrets kept where they belong, credentials renewed, failures mapped.
 
-    async with web.get(ref, url, {"Range": "bytes=0-9"}, good=PART) as response:
+    async with web.get(ref, find, {"Range": "bytes=0-9"}, good=PART) as response:
         async for pieces in Body(ref, response, web.stall).pieces(): ...
 
 is all that an origin which speaks HTTP needs; what it asks for and how it reads the head is its own.
@@ -8,7 +8,7 @@ is all that an origin which speaks HTTP needs; what it asks for and how it reads
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from cachedaemon.model import Ref
 from cachedaemon.origins.body import ended_with_connection, let_go
 from cachedaemon.origins.connections import Connections
 from cachedaemon.origins.credentials import Credentials
-from cachedaemon.origins.refusals import UNAUTHORISED, no_answer, refusal
+from cachedaemon.origins.refusals import ORIGIN, UNAUTHORISED, no_answer, refusal
 from cachedaemon.origins.targets import followed, is_same_site, without_user
 
 REDIRECTS = 10
@@ -32,6 +32,9 @@ THREADS = 4
 MOVED = frozenset({301, 302, 303, 307, 308})
 _OK = frozenset({200})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+
+Find = Callable[[Ref], Awaitable[str]]
+"""Where an object is now: its URL, with or without user and password."""
 
 
 class Web:
@@ -42,39 +45,44 @@ class Web:
         """Seconds that bytes of a body may be waited for; None: no limit."""
         self.threads = ThreadPoolExecutor(THREADS, f"origin-{name}")
         self._credentials = Credentials(source.headers, fetch.connect_timeout or None, self.threads)
+        self._who = f"{ORIGIN}, or the proxy before it," if source.proxy else ORIGIN
         self._connections = Connections(name, source, fetch, metrics, self.threads)
 
     @asynccontextmanager
     async def get(
-        self, ref: Ref, url: str, headers: Mapping[str, str] = _NOTHING, *, good: frozenset[int] = _OK
+        self, ref: Ref, find: Find, headers: Mapping[str, str] = _NOTHING, *, good: frozenset[int] = _OK
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer to a GET, after redirects, with a status that is `good`; let go of after the block.
 
         `headers` go to every server on the way; user and password of the URL, and what is configured, to its own site
-        only. Raises `Missing`, `OriginRefused`, `OriginUnavailable`.
+        only. Raises `Missing`, `OriginRefused`, `OriginUnavailable`, and what `find` raises.
         """
-        async with answer(ref, self._renewed(ref, url, headers)) as response:
+        async with answer(ref, self._renewed(ref, find, headers), self._who) as response:
             if response.status not in good:
-                raise refusal(ref, response.status, response.headers)
+                who = self._who if response.url.scheme == "http" else ORIGIN
+                raise refusal(ref, response.status, response.headers, who)
             yield response
 
-    async def _renewed(self, ref: Ref, url: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """An answer; credentials that were refused and have changed since are sent anew, once."""
-        plain, user = without_user(url)
-        secrets = await self._credentials.headers(ref)
-        response = await self._followed(ref, plain, headers, merged(user, secrets))
-        if response.status in UNAUTHORISED and (renewed := await self._credentials.headers(ref)) != secrets:
+    async def _renewed(self, ref: Ref, find: Find, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """An answer; a URL or credentials that were refused and have changed since are sent anew, once."""
+        asked = await find(ref), await self._credentials.headers(ref)
+        response = await self._followed(ref, *asked, headers)
+        if response.status in UNAUTHORISED:
             let_go(response)
-            response = await self._followed(ref, plain, headers, merged(user, renewed))
+            renewed = await find(ref), await self._credentials.headers(ref)
+            if renewed == asked:
+                raise refusal(ref, response.status, response.headers)
+            response = await self._followed(ref, *renewed, headers)
         return response
 
     async def _followed(
-        self, ref: Ref, url: str, headers: Mapping[str, str], secrets: Mapping[str, str]
+        self, ref: Ref, url: str, secrets: Mapping[str, str], headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         """The answer behind all redirects. Once they have left the URL's site, secrets stay behind for good."""
-        first, user = url, _NOTHING
+        url, user = without_user(url)
+        first, secrets, user = url, merged(_said(user), secrets), ""
         for _ in range(REDIRECTS + 1):
-            response = await self._connections.ask(url, merged(secrets, user, headers))
+            response = await self._connections.ask(url, merged(secrets, _said(user), headers))
             location = response.headers.get("Location")
             if response.status not in MOVED or location is None:
                 return response
@@ -90,17 +98,26 @@ class Web:
 
 
 @asynccontextmanager
-async def answer(what: Ref | str, asking: Awaitable[aiohttp.ClientResponse]) -> AsyncIterator[aiohttp.ClientResponse]:
-    """What a request is answered, whatever the status; let go of after the block. Raises `no_answer` where none comes."""
+async def answer(
+    what: Ref | str, asking: Awaitable[aiohttp.ClientResponse], who: str = ORIGIN
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """What a request is answered, whatever the status; let go of after the block. Raises `no_answer` where none comes.
+
+    `who` was asked, for the message.
+    """
     try:
         response = await asking
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as cause:
-        raise no_answer(what, cause) from cause
+        raise no_answer(what, cause, who) from cause
     try:
         with ended_with_connection(response):
             yield response
     finally:
         let_go(response)
+
+
+def _said(user: str) -> Mapping[str, str]:
+    return {"Authorization": user} if user else _NOTHING
 
 
 def merged(*parts: Mapping[str, str]) -> CIMultiDict[str]:

@@ -19,7 +19,6 @@ from pydantic.fields import FieldInfo
 
 from cachedaemon import config
 from cachedaemon.config import Secret, Settings, changes, folder_of, load, public_url, schemes, values
-from cachedaemon.config.settings import NOT_YET
 from cachedaemon.errors import ConfigError
 from tests.fakes.fusefs import fuse_fs
 
@@ -427,33 +426,29 @@ def test_a_source_needs_a_url() -> None:
     assert refusal("[sources.t]\narchives = 'opaque'").startswith("sources.t.url: is required")
 
 
-UNBUILT = {
-    "urls": ("/dev/null", "'/dev/null'"),
-}
+def test_a_source_has_a_url_or_a_file_of_them(folder: Path) -> None:
+    (folder / "urls").write_text("k http://h/k")
+    listed = f"[sources.s]\nurls = '{folder}/urls'\n"
+    assert loaded(listed, flags={"sources.s.url": ""}).sources["s"].urls == folder / "urls"
+    assert refusal(listed).startswith("sources.s.urls: is refused beside a url: allowed is one of the two")
+    assert "sources.s.region: has no effect" in refusal(listed + "region = 'r'", flags={"sources.s.url": ""})
+    said = refusal(environ={"CACHEDAEMON_SOURCES__S__URLS": "/none"}, flags={"sources.s.url": ""})
+    assert "(environment variable CACHEDAEMON_SOURCES__S__URLS): '/none' is refused: the file cannot be read" in said
 
 
-def test_a_setting_without_effect_is_refused_and_never_ignored() -> None:
-    """By its path and value, and no secret; `urls` also where there is no url."""
-    assert set(UNBUILT) == set(NOT_YET)
-    for name, (value, shown) in UNBUILT.items():
-        for url in (URL, None):
-            said = refusal(f"[sources.s]\n{name} = {json.dumps(value)}", flags={"sources.s.url": url})
-            assert said.startswith(f"sources.s.{name}: {shown} is refused: the setting comes with a later version")
-            assert "\n" not in said
-
-
-def test_a_setting_without_effect_may_stand_with_its_default() -> None:
+def test_a_setting_may_stand_with_its_default() -> None:
     assert loaded("[sources.s]\nrevalidate = 'never'\nchecksums = ''\nregion = ''").sources["s"].region is None
 
 
-def test_a_setting_without_effect_from_the_environment_names_the_variable() -> None:
-    said = refusal(environ={"CACHEDAEMON_SOURCES__S__URLS": "/dev/null"})
-    assert "(environment variable CACHEDAEMON_SOURCES__S__URLS)" in said
+def test_authorities_are_certificates(folder: Path) -> None:
+    (folder / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nbm9uZQ==\n-----END CERTIFICATE-----\n")
+    said = refusal(f"[sources.s]\nca = '{folder}/ca.pem'")
+    assert said.startswith(f"sources.s.ca: '{folder}/ca.pem' is refused: there is no certificate that could be used")
 
 
-def test_documentation_marks_what_is_not_built() -> None:
-    marked = re.findall(r"^\| `sources\.NAME\.(\w+)` \|.*\*not yet\*", DOCS.read_text(), re.MULTILINE | re.IGNORECASE)
-    assert sorted(marked) == sorted(NOT_YET)
+@pytest.mark.parametrize("name", ["Range", "if-none-match", "Content-Length", "Transfer-Encoding", "CONNECTION"])
+def test_headers_that_the_daemon_sets_are_refused(name: str) -> None:
+    assert "the daemon sets it as a transfer needs it" in refusal(f"[sources.s]\nheaders = {{ {name} = 'x' }}")
 
 
 SECRETS = ["hunter2", "tok3n", "us3r"]

@@ -132,7 +132,7 @@ async def test_a_redirect_to_nowhere_is_refused(location: str) -> None:
     ("code", "kind"),
     [
         *((code, Missing) for code in (404, 410)),
-        *((code, OriginRefused) for code in (400, 401, 402, 403, 405, 406, 411, 412, 414, 416, 451)),
+        *((code, OriginRefused) for code in (400, 401, 402, 403, 405, 406, 407, 411, 412, 414, 416, 451)),
         *((code, OriginUnavailable) for code in (204, 206, 300, 304, 408, 425, 500, 502, 504, 507, 599)),
         *((code, Overloaded) for code in (429, 503)),
     ],
@@ -143,7 +143,7 @@ async def test_answers_are_told_apart(code: int, kind: type[CacheDaemonError]) -
         async with opened(server.url) as origin:
             said = await failure(origin, "k.bin")
         assert type(said) is kind
-        assert str(said) == f"s/k.bin: the origin answered {code}"
+        assert str(said).startswith(f"s/k.bin: the {'proxy' if code == 407 else 'origin'} answered {code}")
 
 
 async def test_length_says_got_and_expected() -> None:
