@@ -35,7 +35,7 @@ def origin_class(scheme: str) -> Callable[..., Any]:
     """What makes the origins of this scheme. ConfigError names the distribution that is at fault."""
     found = list(entry_points(group=GROUP, name=scheme))
     if len({entry.value for entry in found}) != 1:
-        whose = " and ".join(map(owner, found)) or "no distribution that is installed"
+        whose = " and ".join(sorted(map(owner, found))) or "no distribution that is installed"
         msg = f"{scheme}: {whose} bring its origin; allowed is one"
         raise ConfigError(msg)
     return _loaded(found[0])

@@ -1,0 +1,124 @@
+"""Origins of other distributions: the one that the documentation writes, and ones that are broken."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.fakes.daemon import Daemon
+
+PAGE = PROJECT / "docs/origins/writing.md"
+
+
+def written(folder: Path) -> Path:
+    """The files that the page shows, by the names in their first lines, installed into a folder."""
+    for name, text in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE):
+        (folder / name).write_text(text)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    [(group, entries)] = project["entry-points"].items()
+    install(folder, project["name"], group, **entries)
+    return folder
+
+
+def install(folder: Path, name: str, group: str = "cachedaemon.origins.v1", **entries: str) -> None:
+    """What an installer leaves of a distribution's metadata (PyPA, "Recording installed projects")."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"[{group}]", *(f"{scheme} = {value}" for scheme, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def database(path: Path, **shards: bytes) -> Path:
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("CREATE TABLE IF NOT EXISTS shards(key TEXT PRIMARY KEY, version INTEGER, data BLOB)")
+        made.executemany("INSERT INTO shards VALUES(?, 1, ?)", shards.items())
+    return path
+
+
+def test_the_documented_origin_passes_the_suite(folder: Path) -> None:
+    home = written(folder)
+    command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "test_cachedaemon_sqlite.py"]
+    ran = subprocess.run(
+        command, cwd=home, env={**os.environ, "PYTHONPATH": str(home)}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "a row is there or is not" in ran.stdout
+
+
+def test_the_documented_origin_serves_a_daemon(folder: Path) -> None:
+    home = written(folder)
+    place = database(home / "set.db", a=b"a" * 5_000_000, b=b"b")
+    with Daemon({"faces": f"sqlite://{place}"}, env={"PYTHONPATH": str(home)}) as daemon:
+        assert daemon.path("faces", "a").read_bytes() == b"a" * 5_000_000
+        answer = daemon.acquire("faces", "none")
+        assert (answer.status, answer.code) == (404, "missing")
+        assert daemon.cli("prefetch", "faces", "--wait").status == 0
+        place.rename(home / "away.db")
+        assert daemon.acquire("faces", "b").body["result"] == "hit"
+        answer = daemon.acquire("faces", "c")
+        assert (answer.status, answer.code) == (503, "origin_unavailable")
+        assert "faces/c: the database cannot be read" in answer.body["error"]["message"]
+        assert daemon.metric("origin_requests_total", source="faces", status="failed")
+        assert daemon.cli("check-config", "--config", str(daemon.config)).status == 0
+
+
+BROKEN = {
+    "odd": ("no_such_module:Origin", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
+    "none": ("json:NoSuchClass", "cannot be loaded: AttributeError: "),
+    "number": ("math:pi", "is no class"),
+    "two": ("math:sin", "broken-two 1.0 and other 1.0 bring its origin; allowed is one"),
+}
+
+
+@pytest.mark.parametrize("scheme", BROKEN)
+def test_a_broken_origin_ends_the_start_and_names_its_distribution(folder: Path, scheme: str) -> None:
+    """In one line, in `check-config` too; and a reload that brings it changes nothing."""
+    value, said = BROKEN[scheme]
+    install(folder, f"broken-{scheme}", **{scheme: value})
+    if scheme == "two":
+        install(folder, "other", two="math:cos")
+    with Daemon({"s": f"{scheme}://x"}, env={"PYTHONPATH": str(folder)}, begin=False) as daemon:
+        ran = daemon.fails()
+        checked = daemon.cli("check-config", "--config", str(daemon.config))
+    for status, text in ((ran.status, ran.err), (checked.status, checked.err)):
+        assert status == 1
+        assert "sources.s.url: " in text
+        assert said in text
+        assert f"broken-{scheme} 1.0" in text
+        assert text.count("\n") == 1
+
+
+def test_an_origin_that_cannot_be_made_is_told_without_its_url(folder: Path) -> None:
+    (folder / "falls.py").write_text("def origin(name, source, fetch, metrics):\n    raise KeyError(source.url)\n")
+    install(folder, "falls", falls="falls:origin")
+    with Daemon({"s": "falls:x?token=hush"}, env={"PYTHONPATH": str(folder)}, begin=False) as daemon:
+        ran = daemon.fails()
+    assert ran.status == 1
+    assert "sources.s: the origin for falls cannot be made (KeyError)" in ran.err
+    assert "hush" not in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_an_origin_is_loaded_only_when_a_source_uses_it(folder: Path) -> None:
+    """And a scheme that nobody brings is refused with those that there are."""
+    (folder / "loud.py").write_text("print('loaded', flush=True)\norigin = None\n")
+    install(folder, "loud", loud="loud:origin")
+    (folder / "set").mkdir()
+    (folder / "set/a").write_bytes(b"a")
+    with Daemon({"s": f"file://{folder}/set/"}, env={"PYTHONPATH": str(folder)}) as daemon:
+        assert daemon.acquire("s", "a").status == 200
+        assert "loaded" not in daemon.log
+        daemon.tables["sources"]["t"] = {"url": "gopher://x/"}
+        ran = (daemon.write(), daemon.cli("check-config", "--config", str(daemon.config)))[1]
+        assert "allowed are file://, " in ran.err
+        assert ", loud:" in ran.err
