@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -13,13 +12,6 @@ from tests.fakes import stores
 from tests.fakes.between import Between, answer
 from tests.fakes.stores import BUCKET, Running
 
-S3_KEYS = {"access_key_id": stores.ACCESS, "secret_access_key": stores.SECRET}
-AZURE_KEY = f"AccountName={stores.ACCOUNT};AccountKey={stores.ACCOUNT_KEY}"
-SETTINGS: Mapping[str, Mapping[str, object]] = {
-    "s3": {"region": "us-east-1", "credentials": json.dumps(S3_KEYS)},
-    "gs": {"anonymous": True},
-    "az": {"credentials": AZURE_KEY},
-}
 STORES = {"moto": "s3", "fake_gcs": "gs", "azurite": "az"}
 _tests = itertools.count()
 
@@ -35,7 +27,7 @@ class Bucket(Place):
         self.prefix = f"{next(_tests)}/set/"
         self.url = f"{scheme}://{BUCKET}/{self.prefix}"
         path = f"/{stores.ACCOUNT}" if scheme == "az" else ""
-        self.settings = {"endpoint": proxy.url + path, **SETTINGS[scheme]}
+        self.settings = {"endpoint": proxy.url + path, **stores.SETTINGS[scheme]}
         self._sizes: dict[str, int] = {}
 
     def put(self, key: str, data: bytes) -> None:

@@ -6,6 +6,7 @@ It runs in a thread with an event loop of its own. Rules are looked at in the or
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -57,11 +58,12 @@ def answer(status: int, code: str = "", *headers: str) -> bytes:
 class Between:
     """The proxy; `url` is where it listens, `log` what was asked through it.
 
-    `renames`: the server gets to see its own name as the host, not that of the proxy.
+    `renames`: the server gets to see its own name as the host, not that of the proxy; `tls`: towards the client.
     """
 
-    def __init__(self, upstream: str, *, renames: bool = False) -> None:
+    def __init__(self, upstream: str, *, renames: bool = False, tls: ssl.SSLContext | None = None) -> None:
         self._upstream = urlsplit(upstream)
+        self._tls = tls
         self._more = [f"Host: {self._upstream.netloc}".encode()] if renames else []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -74,7 +76,7 @@ class Between:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -116,7 +118,7 @@ class Between:
     async def _start(self) -> None:
         self._thawed.set()
         if self._server is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=512)
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=512, ssl=self._tls)
             self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:

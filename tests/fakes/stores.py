@@ -9,6 +9,7 @@ import base64
 import contextlib
 import email.utils
 import hmac
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,22 @@ from tests.fakes.daemon import free_port
 from tests.fakes.waiting import until
 
 BUCKET = "shards"
+PAGE = 10
+"""Names of a listing that moto sends at once."""
 ACCESS, SECRET = "S3RVER", "S3RVER"
 """What s3rver takes; moto takes anything."""
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The account that every Azurite has; its key is no secret but stands in Azurite's documentation."""
+SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "s3": {
+        "region": "us-east-1",
+        "credentials": json.dumps({"access_key_id": ACCESS, "secret_access_key": SECRET}),
+    },
+    "gs": {"anonymous": True},
+    "az": {"credentials": f"AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY}"},
+}
+"""Of a source of each scheme, besides the endpoint."""
 _BYTES = "application/octet-stream"
 _ROOT = Path(__file__).resolve().parents[2]
 _NODE = _ROOT / ".tools/node/node_modules/.bin"
@@ -56,6 +68,10 @@ class Running:
             _make(at, method="POST", body=data)
         else:
             obstore.put(self.store, key, data, use_multipart=False)
+
+    def make_folder(self, key: str) -> None:
+        """What consoles show as an empty folder: an empty object whose name ends with a slash (S3, open to all)."""
+        _make(f"{self.url}/{BUCKET}/{key}/", {"x-amz-acl": "public-read-write"})
 
     def delete(self, key: str) -> None:
         obstore.delete(self.store, key)
@@ -95,6 +111,7 @@ def _program(name: str) -> str:
 @contextlib.contextmanager
 def _running(command: Sequence[str], port: int, store: Callable[[str], Any], home: str) -> Iterator[Running]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
+    environ["MOTO_S3_DEFAULT_MAX_KEYS"] = str(PAGE)
     url = f"http://127.0.0.1:{port}"
     with Path(home, "log").open("wb") as log:
         process = subprocess.Popen(
