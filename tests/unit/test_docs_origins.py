@@ -13,6 +13,7 @@ from cachedaemon.config import Settings, load, schemes
 from cachedaemon.metrics import Metrics
 from cachedaemon.origins import origin_of
 from tests.conftest import PROJECT
+from tests.contract.origins.places import certificates
 
 PAGES = PROJECT / "docs/origins"
 
@@ -27,12 +28,20 @@ def blocks() -> Iterator[pytest.ParameterSet]:
 
 def pasted(block: str, folder: Path) -> tuple[str, dict[str, str]]:
     """The block with its files below a folder, where they are; and the environment that it speaks of."""
-    for path in set(re.findall(r'"(?:file:)?(/[^"\s]+)"', block)):
+    for path in set(re.findall(r'"(?:file:)?(/(?!/)[^"\s]+)"', block)):
         here = folder / path.lstrip("/")
         here.parent.mkdir(parents=True, exist_ok=True)
-        here.write_text("{}" if here.suffix == ".json" else "text")
+        here.write_text(content_of(here))
         block = block.replace(f'"{path}"', f'"{here}"').replace(f'"file:{path}"', f'"file:{here}"')
     return block, dict.fromkeys(re.findall(r'"env:(\w+)"', block), "text")
+
+
+def content_of(path: Path) -> str:
+    """What a file of that name may hold."""
+    if path.suffix in (".crt", ".pem"):
+        authority, _ = certificates(path.parent)
+        return authority.read_text()
+    return "{}" if path.suffix == ".json" else "text"
 
 
 def settings_of(block: str, folder: Path) -> Settings:
