@@ -44,11 +44,14 @@ class Body:
         From a slow origin less, so that a transfer shows how far it is. Raises `Cut` when less comes than was announced.
         Closed before the end, it lets go of the connection.
         """
-        content = self._content
+        content, batch = self._content, list[Piece]()
         try:
-            while batch := await self._batch():
+            while await self._fill(batch):
                 yield batch
+                batch = []
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
+            if batch:  # what came before the failure need not come again
+                yield batch
             raise self._cut(f": {words(cause)}") from cause
         except GeneratorExit:
             let_go(self._response)
@@ -56,10 +59,9 @@ class Body:
         if self.length is not None and content.total_bytes != self.length:
             raise self._cut()
 
-    async def _batch(self) -> list[Piece]:
-        """The next bytes; none at the end. Only the object's bytes count against a stall, not what stands between them."""
+    async def _fill(self, batch: list[Piece]) -> bool:
+        """Take the next bytes into the batch; False at the end. Only the object's bytes count against a stall."""
         now = asyncio.get_running_loop().time
-        batch: list[Piece] = []
         size, began = 0, now()
         async with asyncio.timeout(self._stall and self._stall + LONGEST_BATCH):
             while not size or (size < PIECE and now() - began <= LONGEST_BATCH):
@@ -71,7 +73,7 @@ class Body:
                     size += len(piece)
                 elif not is_end_of_chunk:
                     break
-        return batch
+        return bool(batch)
 
     def _cut(self, why: str = "") -> Cut:
         expected = "an unknown number of" if self.length is None else self.length

@@ -8,174 +8,22 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cachedaemon import fetch, streams
 from cachedaemon.digests import KINDS
 from cachedaemon.entries import Flight
 from cachedaemon.errors import Changed, Corrupt, Cut, NoParts, NoSpace, OriginRefused, OriginUnavailable, Overloaded
-from cachedaemon.landing import Landing
-from cachedaemon.metrics import Metrics
-from cachedaemon.model import Digest, Ref, Validators
-from cachedaemon.store import Staged, Store
+from cachedaemon.model import Digest, Ref
+from cachedaemon.store import Staged
 from cachedaemon.store.disk import DIGEST
-from cachedaemon.turns import Turns
 from tests.fakes import content
+from tests.unit.landing_kit import PIECE, Ground, K, Scripted, small, until
 from tests.unit.store_kit import Disk, faulty, opened
 
-__all__ = ["faulty"]
-
-K = 1024
-PIECE = 16 * K
-
-
-class Scripted:
-    """An object of an origin that gives parts. Each answer is cut at the next of `cuts`, an offset of the object, or whole.
-
-    `refusals` are raised by the next requests for parts, None lets one pass. With a `gate` the opened stream stops before
-    that byte until the gate is lifted.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        *,
-        cuts: Iterable[int | None] = (),
-        refusals: Iterable[Exception | None] = (),
-        has_parts: bool = True,
-        announced: int | None = -1,
-        chance: random.Random | None = None,
-        gate: int | None = None,
-    ) -> None:
-        self.data = content.data("k", size)
-        self.size = size if announced == -1 else announced
-        self.validators = Validators(etag='"1"')
-        self.digests: tuple[Digest, ...] = ()
-        self.has_parts = has_parts
-        self.asked: list[tuple[int, int]] = []
-        self.open = self.peak = 0
-        self.cuts = iter(cuts)
-        self.refusals = iter(refusals)
-        self.gate = gate
-        self.lifted = asyncio.Event()
-        self.more = b""
-        """What is sent behind the end of each answer."""
-        self.end: Exception | None = None
-        """What the opened stream raises after its last byte."""
-        self._chance = chance
-
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[None]:
-        self.open += 1
-        self.peak = max(self.peak, self.open)
-        try:
-            yield
-        finally:
-            self.open -= 1
-
-    async def pieces(self) -> AsyncIterator[list[bytes | memoryview]]:
-        with self._connection():
-            async for batch in self._batches(0, len(self.data), self.gate):
-                yield batch
-            if self.end is not None:
-                raise self.end
-
-    @contextlib.asynccontextmanager
-    async def part(self, start: int, stop: int) -> AsyncIterator[AsyncIterator[list[bytes | memoryview]]]:
-        assert 0 <= start < stop <= len(self.data), "never an empty or backwards range"
-        self.asked.append((start, stop))
-        with self._connection():
-            await self._breathe()
-            if (refusal := next(self.refusals, None)) is not None:
-                raise refusal
-            async with contextlib.aclosing(self._batches(start, stop, None)) as batches:
-                yield batches
-
-    async def _batches(self, start: int, stop: int, gate: int | None) -> AsyncIterator[list[bytes | memoryview]]:
-        cut = next(self.cuts, None)
-        end = stop if cut is None or not start <= cut < stop else cut
-        for at in range(start, end, PIECE):
-            if gate is not None and at >= gate:
-                await self.lifted.wait()
-            await self._breathe()
-            piece = memoryview(self.data)[at : min(at + PIECE, end)]
-            yield [piece[: len(piece) // 3], piece[len(piece) // 3 :]]
-        if end < stop or cut == stop:
-            raise Cut(f"s/k: got {end} of {stop} bytes: the connection ended")
-        if self.more:
-            yield [self.more]
-
-    async def _breathe(self) -> None:
-        for _ in range(self._chance.randrange(6) if self._chance else 1):
-            await asyncio.sleep(0)
-        if self._chance and self._chance.random() < 0.05:
-            await asyncio.sleep(0.001)
-
-
-class Ground:
-    """What a flight needs around it: a store, turns, and what becomes of it."""
-
-    def __init__(self, store: Store, *, total: int = 4, most: int = 4, retries: int = 3) -> None:
-        self.store = store
-        self.turns = Turns(total, {"s": most, "t": 4}, {})
-        self.metrics = Metrics("test")
-        self.retries = retries
-        self.flight = Flight(Ref("s", "k"), 1, demand=True)
-        self.staged: Staged | None = None
-
-    async def land(self, stream: Scripted) -> Staged:
-        """One try; what is staged is still there, closed, when it returns."""
-        self.flight.empty()
-        async with contextlib.AsyncExitStack() as stack, self.turns.turn(self.flight) as turn:
-            landing = Landing(
-                self.store,
-                lambda: stack.enter_async_context(self.store.staging("s")),
-                self.flight,
-                self.metrics,
-                most=0,
-            )
-            async with contextlib.aclosing(landing.needs(stream, turn, self.retries)) as needs:
-                async for need in needs:
-                    assert need.bytes >= self.flight.arrived
-            await asyncio.to_thread(self.check, landing.staged, stream)
-            self.staged = landing.staged
-        return landing.staged
-
-    def check(self, staged: Staged, stream: Scripted) -> None:
-        """All bytes are there, as they are."""
-        size = len(stream.data)
-        assert Path(staged.path).read_bytes() == stream.data
-        assert (staged.size, staged.digest) == (size, DIGEST + content.xxh3("k", size))
-        assert self.flight.arrived == self.flight.written == size
-
-    def idle(self) -> bool:
-        """No place is taken."""
-        return not any(self.turns._running.values())
-
-
-async def until(state: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not state():  # noqa: ASYNC110 - what is waited for goes on in the same loop and says nothing
-            await asyncio.sleep(0)
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is small and comes at once: objects from 256 KiB on are wide, every look finds that more streams help."""
-    monkeypatch.setattr(fetch, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(streams, "WIDE", 256 * K)
-    monkeypatch.setattr(streams, "PART", 64 * K)
-    monkeypatch.setattr(streams, "PARTS", 1000)
-    monkeypatch.setattr(streams, "LEAST_PART", 8 * K)
-    monkeypatch.setattr(streams, "PROGRESS", 32 * K)
-    monkeypatch.setattr(streams, "LOOK", 0.002)
-    monkeypatch.setattr(streams, "QUICK", 1e-12)
-    monkeypatch.setattr(streams, "LEAD", 0.0)
-
+__all__ = ["faulty", "small"]
 
 pytestmark = pytest.mark.usefixtures("small")
 
