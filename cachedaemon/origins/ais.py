@@ -26,7 +26,7 @@ from cachedaemon.origins.refusals import refusal
 from cachedaemon.origins.webstream import check_range, just
 
 PART = frozenset({200, 206, 416})
-FILLING = 2.0
+FILLING = 1.0
 """Seconds after which an object that somebody else is filling is asked for again: the target had waited already."""
 _DIGESTS = {
     "xxhash": "xxh64", "xxhash2": "xxh64", "md5": "md5", "crc32c": "crc32c", "sha256": "sha256", "sha512": "sha512",

@@ -23,7 +23,7 @@ from cachedaemon.origins.body import let_go
 from cachedaemon.origins.connections import Connections
 from cachedaemon.origins.credentials import Credentials
 from cachedaemon.origins.refusals import UNAUTHORISED
-from cachedaemon.origins.targets import followed
+from cachedaemon.origins.targets import followed, without_user
 from cachedaemon.origins.web import MOVED, REDIRECTS, THREADS, answer, merged
 
 FIRST_BYTE = 20
@@ -74,22 +74,24 @@ class Cluster:
         return response
 
     async def _sent(self, what: Ref | str, asked: Asked, token: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """The answer behind all redirects. The one of the gateway takes the token along, the others take nothing."""
         url = f"{self._gateway}/v1/{asked.target}"
-        secrets = merged(token, await self._headers.headers(what))
-        response = await self._ask(url, asked, secrets)
-        for _ in range(REDIRECTS):
+        secrets: Mapping[str, str] = merged(token, await self._headers.headers(what))
+        # A gateway answers at once, but for a listing, which it first gathers from targets and backends.
+        patience = self._first_byte if asked.body else None
+        for _ in range(REDIRECTS + 1):
+            response = await self._ask(url, asked, secrets, patience)
             location = response.headers.get("Location")
             if response.status not in MOVED or location is None:
                 return response
             let_go(response)
-            onward = followed(url, location)
-            token = _NOTHING if _is_bared(url, onward) else token
-            url, response = onward, await self._ask(onward, asked, token, self._first_byte)
-            token = _NOTHING
+            before, url = url, without_user(followed(url, location))[0]
+            secrets = _NOTHING if _is_bared(before, url) else token
+            token, patience = _NOTHING, self._first_byte
         raise OriginRefused(f"{what}: the cluster redirects over {REDIRECTS} times")
 
     async def _ask(
-        self, url: str, asked: Asked, secrets: Mapping[str, str], patience: float | None = None
+        self, url: str, asked: Asked, secrets: Mapping[str, str], patience: float | None
     ) -> aiohttp.ClientResponse:
         headers = merged(secrets, asked.headers, {"Content-Type": "application/json"} if asked.body else {})
         return await self._connections.ask(url, headers, method=asked.method, body=asked.body, patience=patience)

@@ -141,6 +141,16 @@ async def test_the_token_never_leaves_tls(folder: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_redirects_come_to_an_end() -> None:
+    with WebServer() as gateway:
+        gateway.put("v1/objects/b/k.bin", redirect="/v1/objects/b/k.bin", redirect_code=301)
+        async with opened(URL, {"endpoint": gateway.url}) as origin:
+            with pytest.raises(OriginRefused, match="redirects over 10 times"):
+                await read(origin, "k.bin")
+        assert gateway["v1/objects/b/k.bin"].gets == 11
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["ca", "insecure"])
 async def test_tls(folder: Path, how: str) -> None:
     authority, context = certificates(folder)

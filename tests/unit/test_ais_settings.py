@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from cachedaemon.config import ais_url
 from cachedaemon.config.aistore import AisUrl
+from tests.conftest import PROJECT
 from tests.unit.test_config import loaded, refusal
 
 GATEWAY = "http://gateway:51080"
@@ -75,3 +77,11 @@ def test_a_token_is_looked_at_when_the_daemon_starts(folder: Path) -> None:
         said = refusal(given, flags={"sources.s.url": "ais://b/"})
         assert said.startswith("sources.s.credentials: no token"), text
         assert "hunter2" not in said
+
+
+def test_the_configurations_of_the_documentation_can_be_used() -> None:
+    text = (PROJECT / "docs/origins/aistore.md").read_text()
+    tables = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert tables
+    for table in tables:
+        loaded(table, flags={"sources.s.url": None}, environ={"AIS_AUTHN_TOKEN": "t0ken"})
