@@ -12,6 +12,7 @@ from cachedaemon.origins.anything import FsspecOrigin
 from cachedaemon.origins.base import Origin, Piece, Stream
 from cachedaemon.origins.file import FileOrigin
 from cachedaemon.origins.http import HttpOrigin
+from cachedaemon.origins.videos import VideoOrigin
 
 
 def _objects(name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Origin:
@@ -28,6 +29,7 @@ _SCHEMES: dict[str, Callable[[str, Source, Fetch, Metrics], Origin]] = {
     "s3": _objects,
     "gs": _objects,
     "az": _objects,
+    "ytdlp": VideoOrigin,
 }
 
 
