@@ -28,6 +28,7 @@ _BY_DIGITS = {32: "md5", 40: "sha1", 56: "sha224", 64: "sha256", 96: "sha384", 1
 _PLAIN = re.compile(r"(?P<escaped>\\?)(?P<hex>[0-9A-Fa-f]+) [ *]?(?P<name>[^\0]+)")
 # md5(1) of BSD, and sha256sum --tag.
 _TAGGED = re.compile(r"(?P<escaped>\\?)(?P<tag>[A-Za-z0-9/_-]+) ?\((?P<name>[^\0]+)\) = (?P<hex>[0-9A-Fa-f]+)")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
@@ -60,16 +61,20 @@ class Vouched:
         self._origin.check_key(key)
 
     async def keys(self) -> list[str]:
-        """As the origin's own."""
-        return await self._origin.keys()
+        """All that the manifest lists, in its order: nothing else can be had."""
+        listed = self._listed
+        return list(await self._latest() if listed is None or self._is_old() else listed)
 
     @contextlib.asynccontextmanager
     async def open(self, key: str, known: Validators | None = None) -> AsyncIterator[Stream | None]:
         """An object, with the listed digest among its own. Raises `OriginRefused` for a key that is not listed too."""
-        digest = await self._digest(key) if key != self._key else None
+        digests = await self._digests(key)
         async with self._origin.open(key, known) as stream:
-            if stream is not None and digest is not None:
-                stream.digests = (*stream.digests, digest)
+            if stream is not None and known is not None:
+                self._doubted = time.monotonic()  # another version has come, and with it another line
+                digests = await self._digests(key)
+            if stream is not None:
+                stream.digests = (*stream.digests, *digests)
             try:
                 yield stream
             except Corrupt:
@@ -83,28 +88,30 @@ class Vouched:
             await asyncio.wait([self._reading])
         await self._origin.close()
 
-    async def _digest(self, key: str) -> Digest:
-        """What the manifest says of a shard."""
+    async def _digests(self, key: str) -> tuple[Digest, ...]:
+        """What the manifest says of an object; of itself it says nothing."""
+        if key == self._key:
+            return ()
         ref = Ref(self._source, key)
         listed = self._listed
         if listed is None or self._began <= self._doubted or (key not in listed and self._is_old()):
-            listed = await self._read_for(ref)
+            with _of_manifest(ref):
+                listed = await self._latest()
         if key not in listed:
             raise OriginRefused(
                 f"{ref}: the manifest {self._key!r} does not list it: nothing says what its bytes must be"
             )
-        return listed[key]
+        return (listed[key],)
 
     def _is_old(self) -> bool:
         return time.monotonic() >= self._began + AGAIN
 
-    async def _read_for(self, ref: Ref) -> dict[str, Digest]:
+    async def _latest(self) -> dict[str, Digest]:
         """The manifest, read now. Whoever comes while it is read shares what becomes of that, and may leave at any time."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name=f"manifest of {self._source}")
             self._reading.add_done_callback(self._ended)
-        with _of_manifest(ref):
-            await asyncio.shield(self._reading)
+        await asyncio.shield(self._reading)
         assert self._listed is not None
         return self._listed
 
@@ -168,20 +175,27 @@ def parse(data: bytes, folder: str = "") -> dict[str, Digest]:
     """Keys and digests of a manifest that lies in `folder` (with its last slash). ValueError names the line.
 
     Lines as sha256sum(1) and its like write them, with `--tag` and escaped names too; empty lines and those that begin
-    with `#` say nothing. The kind follows from the length, or from the tag.
+    with `#` say nothing. The kind follows from the length, or from the tag. What can be no key is passed over.
     """
-    text = data.decode("utf-8-sig", "surrogateescape")  # a name that is no UTF-8 is no key, and harms no other line
+    text = data.decode("utf-8-sig", "surrogateescape")
     listed: dict[str, Digest] = {}
     for number, line in enumerate((one.removesuffix("\r") for one in text.split("\n")), 1):
         if not line.strip() or line.startswith("#"):
             continue
         name, digest = _entry(line, number)
         key = folder + name
+        if not _can_be(key):
+            continue
         if listed.setdefault(key, digest) != digest:
             if listed[key].kind == digest.kind:
                 raise ValueError(f"line {number} gives another {digest.kind} for {key!r} than a line before")
             listed[key] = max(listed[key], digest, key=lambda one: len(one.value))  # of two kinds the longer
     return listed
+
+
+def _can_be(key: str) -> bool:
+    """A name that is no UTF-8, or climbs out of the source, is of another file, and harms no other line."""
+    return key != "" and not _SURROGATE.search(key) and not any(part in (".", "..") for part in key.split("/"))
 
 
 def _entry(line: str, number: int) -> tuple[str, Digest]:

@@ -94,10 +94,9 @@ def test_of_two_kinds_the_longer_counts() -> None:
         assert parse(b"".join(line("k", DATA, kind) for kind in kinds)) == {"k": digest("sha512")}
 
 
-def test_a_name_that_is_no_utf8_harms_no_other() -> None:
-    listed = parse(line("a", DATA) + line("bad", DATA).replace(b"bad", b"\xff\xfe"))
-    assert listed["a"] == digest("sha256")
-    assert len(listed) == 2
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"../up", b"a/../b", b"./", b"."])
+def test_a_name_that_can_be_no_key_harms_no_other(name: bytes) -> None:
+    assert parse(line("a", DATA) + line("bad", DATA).replace(b"bad", name)) == {"a": digest("sha256")}
 
 
 @pytest.mark.parametrize(
@@ -265,6 +264,39 @@ async def test_after_wrong_bytes_the_manifest_is_read_again(origin: Origin) -> N
         assert readings(origin) == 2
         assert await fetched(one, "b") == b"bb"
         assert readings(origin) == 2
+
+
+@on_both_loops
+async def test_another_version_of_a_shard_has_another_line(origin: Origin) -> None:
+    """Who asks whether a shard changed, and hears so, has it checked by the manifest as it is then."""
+    offer(origin, a=b"aa")
+    async with vouched(origin) as one:
+        async with one.open("a") as stream:
+            assert stream is not None
+            known = stream.validators
+        async with one.open("a", known) as stream:
+            assert stream is None
+        offer(origin, a=b"other")
+        origin["a"].etag = '"2"'
+        async with one.open("a", known) as stream:
+            assert stream is not None
+            assert stream.digests == (digest("sha256", b"other"),)
+
+
+@on_both_loops
+async def test_the_keys_are_those_of_the_manifest(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the origin can list or not, and in the order of the lines."""
+    offer(origin, b=b"bb", a=b"aa")
+    async with vouched(origin) as one:
+        assert await one.keys() == ["b", "a"]
+        await fetched(one, "a")
+        assert readings(origin) == 1
+        monkeypatch.setattr(checksums, "AGAIN", 0.0)
+        offer(origin, c=b"cc")
+        assert await one.keys() == ["c"]
+        origin.remove("SHA256SUMS")
+        with pytest.raises(Missing, match="s/SHA256SUMS"):
+            await one.keys()
 
 
 @on_both_loops

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from cachedaemon import verify
+from cachedaemon.arrival import digest_of
 from cachedaemon.daemon import Daemon
+from cachedaemon.errors import NoSpace
 from cachedaemon.jobs import Job
 from cachedaemon.model import Ref
 from tests.fakes import content
 from tests.fakes.damage import spoil
+from tests.unit.store_kit import opened, publish
 from tests.unit.test_cache_cancel import NAMES, SIZE, acquire, running, settle, until
 
 LOOP = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -71,6 +75,22 @@ async def test_a_lost_meta_file_leaves_nothing_to_compare_with(folder: Path) -> 
         os.unlink(folder / "cache/meta/s/0.bin.json")
         said = await ended(daemon.verify.start(REFS))
         assert (said["state"], said["damaged"], said["fetched_again"]) == ("done", 1, 1)
+
+
+@LOOP
+async def test_bytes_that_the_disk_does_not_give_are_damage_and_a_lack_of_descriptors_is_none(folder: Path) -> None:
+    def failing(number: int) -> Callable[[str], str]:
+        def digest(path: str) -> str:
+            raise OSError(number, os.strerror(number), path)
+
+        return digest
+
+    async with opened(folder / "cache") as (store, _):
+        published = await publish(store, "k")
+        assert await store.is_sound(Ref("s", "k"), "k", published.stamp, digest_of)
+        assert not await store.is_sound(Ref("s", "k"), "k", published.stamp, failing(errno.EIO))
+        with pytest.raises(NoSpace, match=r"reading s/k: the daemon is short of something: .*EMFILE"):
+            await store.is_sound(Ref("s", "k"), "k", published.stamp, failing(errno.EMFILE))
 
 
 @LOOP
