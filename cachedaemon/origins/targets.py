@@ -15,6 +15,8 @@ from yarl import URL
 from cachedaemon.origins.base import KEY
 
 _WHOLE = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
+_PLACE = re.compile(r"(?:.*@)?(?:[^\[\]:@]+|\[[0-9a-f:.]+(?:%25[^\[\]]+)?\])(?::\d*)?", re.IGNORECASE)
+"""Host and port, after a user (RFC 3986, 3.2): a name, or an address of IPv6 in brackets."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _PRINTABLE = bytes(range(0x21, 0x7F))
 _SEGMENT = "/!$&'()*+,;=:@-._~"
@@ -60,12 +62,11 @@ def followed(url: str, location: str) -> str:
 def sendable(url: str) -> URL:
     """A URL whose target goes out as it stands, an empty query too. ValueError where no request can be made of it."""
     scheme, authority, target = _split(url)
-    return URL.build(
-        scheme=scheme.lower(),
-        authority=authority,
-        path=target if target.startswith("/") else f"/{target}",
-        encoded=True,
-    )
+    if _PLACE.fullmatch(authority) is None:
+        msg = "no host, or no port"
+        raise ValueError(msg)
+    path = target if target.startswith("/") else f"/{target}"
+    return URL.build(scheme=scheme.lower(), authority=authority, path=path, encoded=True)
 
 
 def is_same_site(first: str, second: str) -> bool:
