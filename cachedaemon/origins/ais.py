@@ -6,11 +6,12 @@ a transformation (ETL) makes of an object has neither checksum nor parts.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -22,10 +23,12 @@ from cachedaemon.model import Digest, Ref, Validators
 from cachedaemon.origins.aiscluster import Asked, Cluster
 from cachedaemon.origins.base import Piece, is_still, refuse_dots
 from cachedaemon.origins.body import Body
-from cachedaemon.origins.refusals import refusal
+from cachedaemon.origins.refusals import no_answer, refusal
 from cachedaemon.origins.webstream import check_range, just
 
 PART = frozenset({200, 206, 416})
+"""What a request for a part may be answered: the part, the whole, another length."""
+_WHOLE = frozenset({200})
 FILLING = 1.0
 """Seconds after which an object that somebody else is filling is asked for again: the target had waited already."""
 _DIGESTS = {
@@ -72,14 +75,16 @@ class AisOrigin:
         now = await self._described(ref) if known is not None or (self._etl and self._revalidates) else Validators()
         if is_still(known, now):
             yield None
-            return
+        elif self._etl:
+            async with self._got(ref, Asked(self._object(key, etl_name=self._etl))) as response:
+                yield AisStream(ref, response, self._again(ref), self._cluster.stall).transformed(now)
+        else:
+            async with self._got(ref, Asked(self._object(key))) as response:
+                stream = AisStream(ref, response, self._again(ref), self._cluster.stall)
+                yield None if is_still(known, stream.validators) else stream
 
-        def again(headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-            return self._got(ref, Asked(self._object(key), headers=headers), PART)
-
-        async with self._got(ref, Asked(self._object(key, **self._transformed())), frozenset({200})) as response:
-            stream = AisStream(ref, response, again, self._cluster.stall)
-            yield stream.transformed(now) if self._etl else None if is_still(known, stream.validators) else stream
+    def _again(self, ref: Ref) -> Again:
+        return lambda headers: self._got(ref, Asked(self._object(ref.key), headers=headers), good=PART)
 
     async def _described(self, ref: Ref) -> Validators:
         """Of the object as it is stored; none where the cluster cannot say. The GET that follows tells why."""
@@ -87,7 +92,9 @@ class AisOrigin:
             return validators_of(response) if response.status == 200 else Validators()
 
     @asynccontextmanager
-    async def _got(self, ref: Ref, asked: Asked, good: frozenset[int]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _got(
+        self, ref: Ref, asked: Asked, *, good: frozenset[int] = _WHOLE
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self._cluster.answer(ref, asked) as response:
             if response.status not in good:
                 raise await self._refusal(ref, response)
@@ -100,7 +107,11 @@ class AisOrigin:
         known = refusal(ref, response.status, response.headers)
         if not isinstance(known, Missing):
             return known
-        said = (await response.content.read(_MOST_SAID)).decode(errors="replace").replace('\\"', '"')
+        try:
+            async with asyncio.timeout(self._cluster.stall):
+                said = await _words(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as cause:
+            return no_answer(ref, cause)
         if _NO_BUCKET.search(said):
             return OriginRefused(f"{ref}: the cluster has no bucket {self._url.bucket!r}")
         if self._etl and "etl" in said.lower():
@@ -123,43 +134,50 @@ class AisOrigin:
             value = {"prefix": self._url.before, "props": "name", "uuid": uuid, "continuation_token": token}
             message = json.dumps({"action": "list", "name": "", "value": {**value, "pagesize": 0, "flags": "0"}})
             page = await self._page(what, message.encode())
-            for entry in page.get("entries") or ():
-                if not entry.get("flags", 0) & (_STATUS | _FOLDER):
-                    yield entry["name"]
-            last, uuid, token = token, page["uuid"], page["continuation_token"]
+            for name in page.names:
+                yield name
+            last, uuid, token = token, page.uuid, page.token
             if not token:
                 return
             if token == last:
                 raise OriginUnavailable(f"{what}: the cluster lists the same page again and again")
 
-    async def _page(self, what: str, message: bytes) -> dict[str, Any]:
+    async def _page(self, what: str, message: bytes) -> Page:
         async with self._cluster.answer(what, Asked(self._bucket(), body=message)) as response:
             if response.status != 200:
                 raise refusal(what, response.status, response.headers)
             try:
-                return dict(await response.json(content_type=None))
-            except (aiohttp.ClientError, TimeoutError, ValueError) as cause:
-                raise OriginUnavailable(f"{what}: a page of its listing is cut or no JSON") from cause
+                return page_of(await response.json(content_type=None))
+            except (aiohttp.ClientError, TimeoutError, OSError) as cause:
+                raise no_answer(what, cause) from cause
+            except (ValueError, KeyError, TypeError, AttributeError) as cause:
+                raise OriginUnavailable(f"{what}: what the cluster sends is no page of a listing") from cause
 
     def _bucket(self) -> str:
-        return f"buckets/{self._url.bucket}?{self._query()}"
+        return f"buckets/{self._url.bucket}?{urlencode(self._named())}"
 
     def _object(self, key: str, **more: str) -> str:
+        """Who revalidates asks for the backend's latest version."""
         name = quote(f"{self._url.before}{key}{self._url.after}", safe="/")
-        return f"objects/{self._url.bucket}/{name}?{self._query(**more)}"
-
-    def _query(self, **more: str) -> str:
-        """A bucket is named by its provider and namespace too. Who revalidates asks for the backend's latest version."""
-        named = {"provider": self._url.provider, "namespace": self._url.namespace}
         latest = {"latest-ver": "true"} if self._revalidates else {}
-        return urlencode({name: value for name, value in (named | latest | more).items() if value})
+        return f"objects/{self._url.bucket}/{name}?{urlencode(self._named() | latest | more)}"
 
-    def _transformed(self) -> dict[str, str]:
-        return {"etl_name": self._etl} if self._etl else {}
+    def _named(self) -> dict[str, str]:
+        """What a bucket is named by, besides its name."""
+        namespace = {"namespace": self._url.namespace} if self._url.namespace else {}
+        return {"provider": self._url.provider, **namespace}
 
     async def close(self) -> None:
         """Close the connections."""
         await self._cluster.close()
+
+
+async def _words(response: aiohttp.ClientResponse) -> str:
+    """The beginning of an error's body, quotes as they were before they were put into JSON."""
+    said = b""
+    while len(said) < _MOST_SAID and (piece := await response.content.read(_MOST_SAID - len(said))):
+        said += piece
+    return said.decode(errors="replace").replace('\\"', '"')
 
 
 class AisStream:
@@ -208,6 +226,24 @@ class AisStream:
         if not check_whole:
             raise NoParts(f"{self._ref}: the cluster sends a part without the checksum of the whole")
         check_range(self._ref, response, (start, stop - 1, self.size))
+
+
+class Page(NamedTuple):
+    """Some of the names that a cluster lists, and what the next page is asked for with; no token: there is none."""
+
+    names: list[str]
+    uuid: str
+    token: str
+
+
+def page_of(said: dict[str, Any]) -> Page:
+    """A page as its JSON says it (cmn/objlist.go), without folders and what is not in its place.
+
+    ValueError, KeyError, TypeError or AttributeError where it says nothing of the kind.
+    """
+    entries = said.get("entries") or []
+    names = [str(entry["name"]) for entry in entries if not int(entry.get("flags", 0)) & (_STATUS | _FOLDER)]
+    return Page(names, str(said["uuid"]), str(said["continuation_token"]))
 
 
 def validators_of(response: aiohttp.ClientResponse) -> Validators:

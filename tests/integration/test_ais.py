@@ -31,6 +31,7 @@ from tests.fakes.ais import Cluster
 from tests.fakes.ais_object import CHECKSUMS, Bucket
 from tests.fakes.daemon import Daemon
 from tests.fakes.origin import Origin as WebServer
+from tests.fakes.origin import Status
 
 DATA = content.data("k", 200_000)
 URL = "ais://b/"
@@ -231,6 +232,16 @@ async def test_a_bucket_or_transformation_that_is_not_there_makes_nothing_missin
 
 
 @pytest.mark.asyncio
+async def test_a_refusal_that_is_cut_off_is_an_outage() -> None:
+    """What is missing is not certain then: it could be the bucket."""
+    with WebServer(keep_alive=False) as gateway:
+        gateway.put("v1/objects/b/k.bin", 100, always=Status(404, {"Content-Length": "500"}, b'{"mess'))
+        async with opened(URL, {"endpoint": gateway.url}) as origin:
+            with pytest.raises(OriginUnavailable, match=r"s/k\.bin: "):
+                await read(origin, "k.bin")
+
+
+@pytest.mark.asyncio
 async def test_a_target_that_is_down_is_an_outage(cluster: Cluster) -> None:
     cluster.put("b", "k.bin", DATA)
     cluster.down(*cluster.targets)
@@ -372,6 +383,29 @@ async def test_a_listing_comes_in_pages(cluster: Cluster) -> None:
     async with opened("ais://b/set/{key}.tar", settings(cluster)) as origin:
         assert await origin.keys() == [f"{number:03}" for number in range(50)]
     assert len(cluster.asked("gateway")) == 8
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "page",
+    [b"", b"no JSON", b"[]", b"null", b'{"entries": [{}], "uuid": "u", "continuation_token": ""}', b'{"entries": []}'],
+)
+async def test_what_is_no_page_ends_a_listing(page: bytes) -> None:
+    with WebServer(keep_alive=False) as gateway:
+        gateway.put("v1/buckets/b", data=page)
+        async with opened(URL, {"endpoint": gateway.url}) as origin:
+            with pytest.raises(OriginUnavailable, match="source s: what the cluster sends is no page"):
+                await origin.keys()
+
+
+@pytest.mark.asyncio
+async def test_a_listing_that_goes_round_in_circles_is_ended() -> None:
+    with WebServer(keep_alive=False) as gateway:
+        page = {"entries": [{"name": "k"}], "uuid": "u", "continuation_token": "k"}
+        gateway.put("v1/buckets/b", data=json.dumps(page).encode())
+        async with opened(URL, {"endpoint": gateway.url}) as origin:
+            with pytest.raises(OriginUnavailable, match="the same page again"):
+                await origin.keys()
 
 
 # --- through the daemon ----------------------------------------------------------------------------------------------
