@@ -169,9 +169,14 @@ class FileStream:
 
     async def _bytes(self, link: Link, start: int, stop: int) -> AsyncIterator[list[Piece]]:
         buffer, at, limited = memoryview(bytearray(PIECE)), start, self._origin.limited
-        await limited(self._ref, link.say(f"read {start} {stop}"))
+        beyond = stop + (
+            stop == self._size
+        )  # a size can be stale, or mean nothing: whether the file ends there is seen
+        await limited(self._ref, link.say(f"read {start} {beyond}"))
         while count := await limited(self._ref, link.fill(buffer, self._origin.within), waits=False):
             at += count
+            if at > stop:
+                raise Changed(f"{self._ref}: the file has more than the {self._size} bytes that it is said to have")
             yield [buffer[:count]]
         self._compare(await limited(self._ref, link.hear()))
         if at != stop:
