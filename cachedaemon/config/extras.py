@@ -97,7 +97,7 @@ def _of_fsspec(path: str, protocol: str, source: Source) -> Iterator[str]:
 
 def _options(path: str, source: Source) -> Iterator[str]:
     try:
-        good = isinstance(json.loads(source.credentials.value() if source.credentials else "{}"), dict)
+        good = isinstance(json.loads(source.credentials.document() if source.credentials else "{}"), dict)
     except (ValueError, ConfigError):
         good = False
     if not good:

@@ -51,7 +51,7 @@ class Foreign:
         """The configured credentials now; their file is read in a thread, since its mount can hang like any other."""
         if self._credentials is None:
             return None
-        read = asyncio.get_running_loop().run_in_executor(self._threads, self._credentials.value)
+        read = asyncio.get_running_loop().run_in_executor(self._threads, self._credentials.document)
         try:
             async with asyncio.timeout(self._patience):
                 return await read
