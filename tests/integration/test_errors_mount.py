@@ -191,10 +191,17 @@ def test_a_read_that_fails_in_the_middle_goes_on_from_there(mount: FuseFs, error
     """C-19: by opening the path anew; what came already is not read again."""
     key = "big.bin"
     content.write(mount.folder / key, key, 4 * SIZE)
-    with Daemon({"m": source(mount)}, fetch={"retries": 3}) as daemon:
-        mount.turn(errno=error, ops=["read"], nth=40)
-        assert content.matches(daemon.path("m", key), key, 4 * SIZE)
-        assert daemon.metric("fetch_failures_total", source="m", reason="origin_unavailable") == 1
+    with (
+        Daemon({"m": source(mount)}, fetch={"retries": 20}) as daemon,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        mount.turn(delay=0.02, ops=["read"])
+        asked = pool.submit(daemon.path, "m", key)
+        until(lambda: daemon.metric("origin_bytes_total", source="m") > SIZE, 20, "a quarter")
+        mount.turn(errno=error, ops=["read"])
+        until(lambda: daemon.metric("fetch_failures_total", reason="origin_unavailable") > 1, 20, "failures")
+        mount.turn()
+        assert content.matches(asked.result(), key, 4 * SIZE)
         assert daemon.metric("origin_bytes_total", source="m") == 4 * SIZE
 
 
