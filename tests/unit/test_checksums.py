@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from cachedaemon import checksums
-from cachedaemon.checksums import Vouched, parse
+from cachedaemon.checksums import Vouched
 from cachedaemon.config import Fetch, Source
 from cachedaemon.digests import Hashes
 from cachedaemon.errors import Corrupt, Missing, OriginRefused, OriginUnavailable
+from cachedaemon.manifests import parse
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Digest
 from cachedaemon.origins import origin_of
