@@ -70,9 +70,8 @@ class Web:
         if response.status in UNAUTHORISED:
             let_go(response)
             renewed = await find(ref), await self._credentials.headers(ref)
-            if renewed == asked:
-                raise refusal(ref, response.status, response.headers)
-            response = await self._followed(ref, *renewed, headers)
+            if renewed != asked:
+                response = await self._followed(ref, *renewed, headers)
         return response
 
     async def _followed(
