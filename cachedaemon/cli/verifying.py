@@ -31,18 +31,22 @@ def verify(source: Only = None, keys: Keys = None, *, as_json: Json = False, soc
 
 def _followed(link: Link, job: str) -> dict[str, Any]:
     """The job at its end. Ctrl-C ends the waiting, and says that it ends nothing else."""
-    target = f"/v1/jobs/{job}"
     try:
-        said = link.get(target)
+        said = _look(link, job)
         with bars.of_keys(said["total"]) as bar:
-            while said["state"] == "running":
-                time.sleep(bars.LOOK if bar.is_seen or said["done"] else bars.LOOK / 4)
-                said = link.get(target)
+            while True:
                 bar.at(said["done"] + said["failed"], said["bytes"], Coming())
+                if said["state"] != "running":
+                    return said
+                time.sleep(bars.LOOK if bar.is_seen or said["done"] else bars.LOOK / 4)
+                said = _look(link, job)
     except KeyboardInterrupt:
         typer.echo(f"cachedaemon: job {job} goes on in the daemon", err=True)
         raise
-    return dict(said)
+
+
+def _look(link: Link, job: str) -> dict[str, Any]:
+    return dict(link.get(f"/v1/jobs/{job}"))
 
 
 def _summary(said: dict[str, Any]) -> str:

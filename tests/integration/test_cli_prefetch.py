@@ -161,6 +161,14 @@ def test_prefetch_shows_a_bar_on_a_terminal(daemon: Daemon) -> None:
     assert "4/4" in seen
 
 
+def test_verify_shows_a_bar_on_a_terminal(daemon: Daemon) -> None:
+    for number in range(4):
+        daemon.path("s", f"img-{number:02d}.bin")
+    status, out, seen = _on_a_terminal(daemon, "verify", "s")
+    assert (status, out) == (0, "4 shards checked, 4.00 kB: 0 damaged, 0 fetched again, 0 failed\n")
+    assert "4/4" in seen
+
+
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 @pytest.mark.parametrize("words", [["prefetch", "--wait"], ["get"], ["exec"]])
 def test_a_bar_moves_with_the_bytes_of_one_shard(
