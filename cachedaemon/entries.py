@@ -67,8 +67,8 @@ class Flight:
     """Room to wait for before the origin is asked again."""
     cause: Exception | None = None
     """Why the last try failed."""
-    failed: int = 0
-    """Failures in a row."""
+    failed: float = 0
+    """Failures in a row; what `fetch.LATER` says counts for less."""
     in_parts: bool = True
     """False once the origin sent something else when it was asked for a part."""
     line: Line | None = None

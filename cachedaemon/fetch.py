@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
+LATER = 0.25
+"""How much of a failure it is to be told when to come back: fewer ask at once then, and the first in line asks often."""
 
 
 class Stopped(Exception):
@@ -93,9 +95,9 @@ def bear(flight: Flight, cause: CacheDaemonError, retries: int) -> float:
     flight.cause = cause
     if flight.failed >= retries:
         raise cause
-    seconds = pause(flight.failed, cause)
-    flight.failed += 1
-    log.debug("%s: failure %d, it goes on in %.1f s: %s", flight.ref, flight.failed, seconds, cause)
+    seconds = pause(int(flight.failed), cause)
+    flight.failed += LATER if isinstance(cause, OriginUnavailable) and cause.retry_after else 1
+    log.debug("%s goes on in %.1f s, after %g failures: %s", flight.ref, seconds, flight.failed, cause)
     return seconds
 
 

@@ -387,6 +387,17 @@ async def test_what_may_pass_is_tried_again_and_then_told(no_pause: None) -> Non
 
 
 @pytest.mark.asyncio
+async def test_to_be_told_when_to_come_back_is_a_quarter_of_a_failure(no_pause: None) -> None:
+    """C-15: those who wait for a throttling origin are few at once, so that one of them may be refused often."""
+    later = Overloaded("busy", retry_after=0.001)
+    assert (await _try([*[later] * 8, None], 2))[0] == 9
+    with pytest.raises(Overloaded):
+        await _try([later] * 9, 2)
+    with pytest.raises(Overloaded):
+        await _try([later], 0)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("final", [Missing("x"), OriginRefused("x"), BadArchive("x", reason="corrupt")])
 async def test_what_is_certain_is_not_tried_again(final: CacheDaemonError) -> None:
     with pytest.raises(type(final)):
