@@ -190,8 +190,8 @@ class Log(_Section):
 class Fetch(_Section):
     """Limits of transfers, over all sources."""
 
-    concurrency: Positive = _setting(16, "transfers at once over all sources")
-    retries: AnyCount = _setting(5, "tries after the first one")
+    concurrency: Positive = _setting(16, "connections for transfers over all sources")
+    retries: AnyCount = _setting(5, "failures in a row that a transfer bears")
     connect_timeout: Duration = _setting("10s", "time to reach an origin; 0: no limit")
     stall_timeout: Duration = _setting("30s", "longest time without a byte in a transfer; 0: no limit")
 
@@ -213,7 +213,7 @@ class Source(_Section):
     checksums: Key = _setting(None, "key of a manifest of digests beside the shards, which vouches for all of them")
     urls: ReadableFile = _setting(None, "file that maps keys to whole URLs, in place of `url`; read again on a change")
     headers: Headers = _setting({}, "request headers; a value can be `file:PATH` or `env:NAME`")
-    concurrency: Positive = _setting(8, "transfers at once from this source")
+    concurrency: Positive = _setting(8, "connections for transfers from this source")
     bandwidth: Size = _setting(0, "bytes per second from this source; 0: no limit")
     proxy: HttpUrl = _setting(None, "HTTP proxy for this source", shown=False)
     ca: Authorities = _setting(None, "file of the certificates (PEM) that the origin is trusted by")
@@ -226,7 +226,7 @@ class Source(_Section):
         None, "object stores: do not sign requests"
     )
     credentials: Annotated[Secret | None, PlainValidator(_maybe_document), _hidden] = _setting(
-        None, "object stores: credentials, best as `file:PATH` or `env:NAME`; AIStore: the token"
+        None, "object stores: credentials, best as `file:PATH` or `env:NAME`; AIStore: the token; fsspec: storage options"
     )
     etl: Text = _setting(None, "AIStore: name of the transformation")
 

@@ -18,6 +18,7 @@ sys.modules["curl_cffi"] = None  # type: ignore[assignment]  # its connections w
 os.environ["YTDLP_NO_PLUGINS"] = "1"
 
 from yt_dlp import YoutubeDL  # type: ignore[import-untyped]  # noqa: E402 - see above
+from yt_dlp.extractor import gen_extractor_classes  # type: ignore[import-untyped]  # noqa: E402
 from yt_dlp.networking import Request, Response  # type: ignore[import-untyped]  # noqa: E402
 
 from cachedaemon.foreign.guard import Guard  # noqa: E402
@@ -138,5 +139,12 @@ def _mapped(call: Callable[[], Any], guard: Guard) -> Any:
         raise failed(cause, guard.refused) from cause
 
 
+def warm() -> None:
+    """Have the patterns of all sites compiled: it takes a second, which is none of the first site's."""
+    for site in gen_extractor_classes():
+        site.suitable("https://video.invalid/")
+
+
 if __name__ == "__main__":
+    warm()
     run(answer)

@@ -22,6 +22,8 @@ _ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
     "PYTHONUTF8": "1",
 }
+LONGEST_BATCH = 0.25
+"""Seconds that bytes which came are kept back for more."""
 _FAREWELL = 0.5
 """Seconds that a helper may take to end; one that hangs is left to the kernel."""
 
@@ -54,9 +56,12 @@ class Link:
         return said
 
     async def fill(self, buffer: memoryview, within: Callable[[], asyncio.Timeout]) -> int:
-        """Fill a buffer as far as the data goes; each wait for some is `within` its limit."""
-        got = 0
-        while got < len(buffer):
+        """Fill a buffer as far as the data goes; each wait for some is `within` its limit.
+
+        From a slow origin it comes less full, so that a transfer shows how far it is.
+        """
+        got, began = 0, self._loop.time()
+        while got < len(buffer) and not (got and self._loop.time() > began + LONGEST_BATCH):
             try:
                 count = os.readv(self._data, [buffer[got:]])
             except BlockingIOError:

@@ -25,7 +25,7 @@ NOTICE = 1.0
 IDLE = 60.0
 """Seconds after which a process that nobody needs ends, and with it its connections."""
 SURPLUS = 2.0
-"""Likewise for one that is idle beside others."""
+"""Likewise for one that is idle beside others, or serves one request only and whose asker left while it started."""
 _FAREWELL = 0.5
 """Seconds that a killed process is waited for; one that the kernel cannot end is left to it."""
 
@@ -159,7 +159,7 @@ class Workers:
             await self._end(worker)
 
     def _rest(self, worker: Worker) -> None:
-        seconds = SURPLUS if self._idle else IDLE
+        seconds = SURPLUS if self._idle or not self._lasting else IDLE
         worker.leave = asyncio.get_running_loop().call_later(seconds, self._dismiss, worker)
         self._idle.append(worker)
 
