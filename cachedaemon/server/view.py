@@ -80,6 +80,7 @@ class View:
                 "shards": ledger.per_source.get(one.name, [0, 0])[0],
                 "bytes": ledger.per_source.get(one.name, [0, 0])[1],
                 "fetching": flying[one.name],
+                "connections": self._cache.turns.allowance(one.name).now,
             }
             for one in self._cache.sources.all()
         }
@@ -105,5 +106,7 @@ class View:
             yield "shards", "Published shards", labels, shards
             yield "bytes", "Allocated bytes of published shards", labels, size
             yield "fetches_in_flight", "Transfers under way or queued", labels, flying[name]
+            allowed = self._cache.turns.allowance(name).now
+            yield "connections_allowed", "Connections given to the source now", labels, allowed
             yield "waiters", "Requests that wait for a shard", labels, waiting[name]
             yield "plans", "Plans that run", labels, planned[name]

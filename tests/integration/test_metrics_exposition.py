@@ -26,6 +26,7 @@ NAMES = [
     "max_shards",
     "max_bytes",
     "fetches_in_flight",
+    "connections_allowed",
     "waiters",
     "plans",
     "acquire_wait_seconds",
