@@ -7,7 +7,7 @@ import errno
 import json
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -62,12 +62,13 @@ class Foreign:
 
     @asynccontextmanager
     async def asked(self, ref: Ref | str, request: dict[str, object]) -> AsyncIterator[Link]:
-        """A conversation; OSError of its processes mapped."""
-        try:
-            async with self.workers.asked(request) as link:
-                yield link
-        except OSError as cause:
-            raise OriginUnavailable(f"{ref}: {_said(cause)}") from cause
+        """A conversation with a process, which is free of it at the block's end."""
+        async with AsyncExitStack() as stack:
+            try:
+                link = await stack.enter_async_context(self.workers.asked(request))
+            except OSError as cause:
+                raise OriginUnavailable(f"{ref}: {_said(cause)}") from cause
+            yield link
 
     async def head(self, ref: Ref | str, link: Link) -> Any:
         """The first answer of a conversation, counted: the source is reached, and answers, within both limits."""
@@ -80,6 +81,10 @@ class Foreign:
             raise
         finally:
             self._metrics.origin_requests.labels(self.name, status).inc()
+
+    async def say(self, ref: Ref, link: Link, words: str) -> None:
+        """Ask for more."""
+        await self._within(ref, link.say(words), self._stall)
 
     async def more(self, ref: Ref | str, link: Link) -> Any:
         """A further answer."""
@@ -95,6 +100,8 @@ class Foreign:
                 said = await answer
         except TimeoutError:
             raise Overloaded(f"{ref}: the origin does not answer in time") from None
+        except OSError as cause:
+            raise OriginUnavailable(f"{ref}: {_said(cause)}") from cause
         if isinstance(said, dict) and "failed" in said:
             raise _error(said["failed"])(f"{ref}: {said['why']}")
         return said
@@ -111,7 +118,7 @@ def _error(kind: str) -> type[CacheDaemonError]:
 
 
 def _said(cause: OSError) -> str:
-    if cause.errno == errno.ENOTCONN:
+    if cause.errno in (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE):
         return "the process that reads it has ended"
     return f"the process that reads it cannot be asked: {cause.strerror}"
 
@@ -165,7 +172,7 @@ class ForeignStream:
 
     async def _poured(self, link: Link, start: int, stop: int | None) -> AsyncIterator[list[Piece]]:
         buffer, at = memoryview(bytearray(PIECE)), start
-        await link.say(f"read {start} {-1 if stop is None else stop}")
+        await self._origin.say(self._ref, link, f"read {start} {-1 if stop is None else stop}")
         while count := await self._origin.filled(self._ref, link, buffer):
             at += count
             yield [buffer[:count]]
