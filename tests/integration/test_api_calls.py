@@ -278,21 +278,39 @@ def test_no_space_is_507_and_leaves_nothing(origin: Origin) -> None:
 
 
 @pytest.mark.root
-def test_only_admins_evict(origin: Origin, as_user: OrdinaryUser) -> None:
+def test_only_admins_evict_and_verify(origin: Origin, as_user: OrdinaryUser) -> None:
     """Uid 65534 is neither root, nor the daemon's user, nor in the admin group until it is named."""
     code = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
-        "s.sendall(b'DELETE /v1/shards?source=s&key=0.bin HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n');"
+        "s.sendall((sys.argv[2] + ' HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n' + sys.argv[3]).encode());"
         "print(b''.join(iter(lambda: s.recv(4096), b'')).decode())"
     )
-    for group, status in (("root", "403"), (as_user.gid, "204")):
+    verify = ("POST /v1/verify", "Content-Length: 2\r\n\r\n{}")
+    evict = ("DELETE /v1/shards?source=s&key=0.bin", "\r\n")
+    for group, statuses in (("root", ("403", "403")), (as_user.gid, ("202", "204"))):
         server = {"socket_mode": "0666", "admin_group": str(group)}
         with Daemon({"s": origin.url}, server=server) as daemon:
             daemon.path("s", "0.bin")
-            ran = as_user.run([sys.executable, "-c", code, daemon.socket])
-            assert ran.stdout.startswith(f"HTTP/1.1 {status}"), ran
-            assert ("forbidden" in ran.stdout) == (status == "403")
-            assert len(daemon.shards()) == (status == "403")
+            for call, status in zip((verify, evict), statuses, strict=True):
+                ran = as_user.run([sys.executable, "-c", code, daemon.socket, *call])
+                assert ran.stdout.startswith(f"HTTP/1.1 {status}"), ran
+                assert ("forbidden" in ran.stdout) == (status == "403")
+            assert len(daemon.shards()) == (statuses[1] == "403")
+
+
+def test_verify(daemon: Daemon) -> None:
+    """What a job says; what is not here counts as gone. The rest is `tests/process/test_verify.py`'s."""
+    daemon.path("s", "0.bin")
+    answer = daemon.api("POST", "/v1/verify", {"source": "s", "keys": ["0.bin", "none.bin"]})
+    assert answer.status == 202
+    said = daemon.job(answer.body["job"])
+    names = {"job", "state", "total", "done", "failed", "bytes", "errors", "damaged", "fetched_again", "gone"}
+    assert set(said) == names
+    assert (said["state"], said["total"], said["done"], said["gone"], said["bytes"]) == ("done", 2, 2, 1, SIZE)
+    assert "body.source" in error(daemon.api("POST", "/v1/verify", {"keys": ["0.bin"]}), 400, "bad_request")
+    assert "'../up'" in error(daemon.api("POST", "/v1/verify", {"source": "s", "keys": ["../up"]}), 400, "bad_request")
+    for body in ({"source": "nosuch"}, {"source": "nosuch", "keys": []}):
+        error(daemon.api("POST", "/v1/verify", body), 404, "unknown_source")
 
 
 # ---- bad input
@@ -300,6 +318,7 @@ def test_only_admins_evict(origin: Origin, as_user: OrdinaryUser) -> None:
 BODIES: list[tuple[str, str, Any]] = [
     ("POST", "/v1/acquire", {"source": "s", "key": "0.bin", "wait": 1}),
     ("POST", "/v1/prefetch", {"source": "s", "keys": ["0.bin"]}),
+    ("POST", "/v1/verify", {"source": "s", "keys": ["0.bin"]}),
     ("PUT", "/v1/plans/p", {"source": "s", "keys": ["0.bin"], "position": 0, "holds": 1}),
     ("POST", "/v1/touch", {"source": "s", "used": [["0.bin", 1.5]], "plan": "p", "position": 0}),
 ]
