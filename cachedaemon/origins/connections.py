@@ -18,6 +18,8 @@ from cachedaemon.origins.resolve import Resolver
 from cachedaemon.origins.targets import sendable, without_user
 
 AGENT = "cachedaemon"
+HEAD_LINE = 64 << 10
+"""Bytes of one line of an answer's head, at the most; a signed Location may be long."""
 
 
 class Connections:
@@ -49,10 +51,10 @@ class Connections:
         `patience`: seconds of that limit, for an answer that may take longer than others to begin. Raises what aiohttp
         raises, TimeoutError, OSError and ValueError.
         """
-        session = self._session or await self._begin()
         status = "failed"
         try:
             async with asyncio.timeout(patience or self._head_limit):
+                session = self._session or await self._begin()
                 response = await self._unraced(
                     session,
                     method,
@@ -111,6 +113,8 @@ class Connections:
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
             read_bufsize=PIECE,
+            max_line_size=HEAD_LINE,
+            max_field_size=HEAD_LINE,
             requote_redirect_url=False,
             middlewares=(_once,),
             trace_configs=[_ways()],
@@ -120,6 +124,10 @@ class Connections:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+
+class NoAuthorities(aiohttp.ClientError):
+    """The file of the certificates that the origin is trusted by cannot be used any more."""
 
 
 class _Lost(aiohttp.ClientError):
@@ -153,4 +161,7 @@ def _ways() -> aiohttp.TraceConfig:
 def _tls(source: Source) -> ssl.SSLContext | bool:
     if source.insecure:
         return False
-    return ssl.create_default_context(cafile=str(source.ca)) if source.ca else True
+    try:
+        return ssl.create_default_context(cafile=str(source.ca)) if source.ca else True
+    except OSError as cause:  # ssl.SSLError is one
+        raise NoAuthorities from cause

@@ -14,6 +14,7 @@ import aiohttp
 
 from cachedaemon.errors import CacheDaemonError, Missing, OriginRefused, OriginUnavailable, Overloaded
 from cachedaemon.model import Ref
+from cachedaemon.origins.connections import NoAuthorities
 
 ORIGIN = "the origin"
 UNAUTHORISED = frozenset({401, 403})
@@ -29,6 +30,8 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
     (TimeoutError, "{who} does not answer in time"),
     (aiohttp.ServerDisconnectedError, "{who} closed the connection without an answer"),
     (aiohttp.ClientPayloadError, "the connection ended within the body, or the body is malformed"),
+    (aiohttp.ClientResponseError, "{who} sent what is no answer in HTTP"),
+    (NoAuthorities, "the certificates of its setting `ca` cannot be read"),
     (aiohttp.ClientConnectorSSLError, "no TLS with {who}: {why}"),
     (aiohttp.ClientProxyConnectionError, "the proxy cannot be reached: {why}"),
     (aiohttp.ClientConnectorError, "{who} cannot be reached: {why}"),

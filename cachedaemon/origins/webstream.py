@@ -81,6 +81,8 @@ class WebStream:
     def _check_part(self, response: aiohttp.ClientResponse, start: int, stop: int) -> None:
         """`Changed` or `NoParts` unless this is that part of this version."""
         status, now = response.status, validators_of(response)
+        if self._is_named_otherwise(response, now):
+            raise NoParts(f"{self._ref}: the origin has several ETags for this version")
         if status in (412, 416) or (now.etag is not None and now.etag != self.validators.etag):
             raise Changed(f"{self._ref}: the origin has another version by now")
         if status == 200 and now != self.validators:
@@ -88,6 +90,19 @@ class WebStream:
         check_range(self._ref, response, (start, stop - 1, self.size))
         if now.etag is None or _coding(response):
             raise NoParts(f"{self._ref}: the origin sends a part and does not say of which version, or codes it")
+
+    def _is_named_otherwise(self, response: aiohttp.ClientResponse, now: Validators) -> bool:
+        """Whether only the ETag differs: servers of a farm make it from inodes, say, which each of them has others of.
+
+        If it is a version of the same second and length after all, nothing is mixed either: without parts it comes whole.
+        """
+        return (
+            response.status == 200
+            and now.etag != self.validators.etag
+            and now.modified is not None
+            and now.modified == self.validators.modified
+            and response.content_length == self.size
+        )
 
 
 def check_range(ref: Ref, response: aiohttp.ClientResponse, asked: tuple[int, int, int | None]) -> None:

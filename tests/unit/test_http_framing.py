@@ -108,6 +108,16 @@ async def test_chunks_are_chunks_in_any_spelling(coding: str) -> None:
 # ---- heads
 
 
+async def test_a_long_line_is_taken_and_an_endless_one_is_not() -> None:
+    """A signed `Location`, say."""
+    async with serving(OK + b"A: " + b"b" * 60_000 + b"\r\nContent-Length: 1\r\n\r\nx") as url, opened(url) as origin:
+        assert await read(origin, "k.bin") == b"x"
+    async with serving(OK + b"A: " + b"b" * 200_000 + b"\r\nContent-Length: 1\r\n\r\nx") as url:
+        said = await failure(url)
+    assert isinstance(said, OriginUnavailable)
+    assert "no answer in HTTP" in str(said)
+
+
 @pytest.mark.parametrize(
     ("begin", "then"), [(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (OK, b"A: b\r\n"), (OK + b"A: ", b"b")]
 )

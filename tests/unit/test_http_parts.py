@@ -20,6 +20,7 @@ pytestmark = pytest.mark.asyncio
 SIZE = 300_000
 DATA = content.data("k", SIZE)
 WHOLE = answer('200\nETag: "1"', DATA)
+DATED = "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"
 
 
 def part(head: str, body: bytes = DATA[10:20]) -> bytes:
@@ -155,6 +156,26 @@ async def test_more_bytes_than_asked_for_are_never_handed_on() -> None:
         with pytest.raises(NoParts):
             await take(lists, got)
     assert len(got) <= 10
+
+
+@pytest.mark.parametrize(
+    ("answered", "kind"),
+    [
+        (answer(f'200\nETag: "2"\n{DATED}', DATA), NoParts),
+        (answer(f'200\nETag: "2"\n{DATED}', DATA[1:]), Changed),
+        (answer(f'200\nETag: "2"\n{DATED.replace("37", "38")}', DATA), Changed),
+        (part(f'ETag: "2"\n{DATED}\nContent-Range: bytes 10-19/{SIZE}'), Changed),
+    ],
+)
+async def test_servers_of_a_farm_that_name_one_version_differently(
+    answered: bytes, kind: type[CacheDaemonError]
+) -> None:
+    """It comes whole from one of them; as `Changed` it would begin again and again."""
+    whole = answer(f'200\nETag: "1"\n{DATED}', DATA)
+    async with answering(whole, answered) as server, opened(server.url) as origin, stream_of(origin, "k.bin") as stream:
+        with pytest.raises(CacheDaemonError) as error:
+            await read_part(stream, 10, 20)
+    assert type(error.value) is kind
 
 
 async def test_servers_that_lie_about_ranges() -> None:

@@ -186,6 +186,20 @@ async def test_a_certificate_that_is_not_good_says_why(
             assert await read(origin, "k.bin") == DATA
 
 
+async def test_certificates_that_have_gone_since_say_so(folder: Path) -> None:
+    """And are read once they are back."""
+    authority, tls = certificates(folder)
+    with Origin(tls=tls) as server:
+        server.put("k.bin", data=DATA)
+        async with opened(server.url, {"ca": str(authority)}) as origin:
+            authority.rename(folder / "away")
+            said = await failure(origin)
+            assert type(said) is OriginUnavailable
+            assert "`ca` cannot be read" in str(said)
+            (folder / "away").rename(authority)
+            assert await read(origin, "k.bin") == DATA
+
+
 async def test_a_server_without_tls_is_no_server_with_it() -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
