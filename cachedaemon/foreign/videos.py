@@ -1,7 +1,7 @@
 """The process that reads one video with yt-dlp: `python -m cachedaemon.foreign.videos PARENT`.
 
-A request has the `page` to open, and `insecure`, `proxy` and `timeout` (seconds, or null). It answers the state of the
-video's file, then `read 0 STOP` pours that into the pipe and answers the same state. A process serves one request.
+A request has the `page` to open, and `insecure`, `proxy` and `timeout` (seconds, or null). It answers true for each answer
+that a site gives on the way, and the state of the video's file, then `read 0 STOP` pours that into the pipe and answers the same state. A process serves one request.
 
 yt-dlp finds the file; the bytes are read here, from one answer or from parts of one file, so that nothing is written to
 a disk. Of yt-dlp's own files, plugins and settings none is used.
@@ -58,11 +58,29 @@ def options(said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class Finder(YoutubeDL):  # type: ignore[misc]
+    """yt-dlp, telling of each answer that it gets on the way to a file."""
+
+    def __init__(self, params: dict[str, Any], tell: Callable[[], None]) -> None:
+        super().__init__(params)
+        self._tell = tell
+
+    def urlopen(self, req: Any) -> Response:
+        """For yt-dlp itself."""
+        answer = self.fetch(req)
+        self._tell()
+        return answer
+
+    def fetch(self, req: Any) -> Response:
+        """For the file."""
+        return super().urlopen(req)
+
+
 class Video:
     """The file that was chosen for a page, opened."""
 
-    def __init__(self, downloader: Any, info: dict[str, Any]) -> None:
-        self._downloader = downloader
+    def __init__(self, finder: Finder, info: dict[str, Any]) -> None:
+        self._finder = finder
         self._url: str = info["url"]
         self._headers: dict[str, str] = {**(info.get("http_headers") or {}), "Accept-Encoding": "identity"}
         self._step: int | None = (info.get("downloader_options") or {}).get("http_chunk_size")
@@ -72,7 +90,7 @@ class Video:
     def _ask(self, start: int) -> Response:
         """The file from a byte on; a part of it where the site slows down whoever asks for more."""
         wanted = {"Range": f"bytes={start}-{start + self._step - 1}"} if self._step else {}
-        return self._downloader.urlopen(Request(self._url, headers=self._headers | wanted))
+        return self._finder.fetch(Request(self._url, headers=self._headers | wanted))
 
     def pieces(self) -> Iterator[bytes]:
         """All of the file."""
@@ -103,9 +121,9 @@ def _start(answer: Response) -> int:
     return int(first) if first.isdigit() else -1
 
 
-def chosen(downloader: Any, page: str) -> dict[str, Any]:
+def chosen(finder: Finder, page: str) -> dict[str, Any]:
     """What yt-dlp knows of the one video of a page, with the format that was chosen."""
-    info: dict[str, Any] = downloader.extract_info(page, download=False)
+    info: dict[str, Any] = finder.extract_info(page, download=False)
     if info.get("_type", "video") != "video":
         raise Failure("OriginRefused", "the page is a list of videos: allowed is one")
     if info.get("is_live"):
@@ -119,8 +137,8 @@ def answer(asked: Conversation) -> None:
     """One video."""
     guard = Guard(asked.said["page"], asked.said["proxy"])
     sys.addaudithook(guard)
-    with YoutubeDL(options(asked.said), auto_init=True) as downloader:
-        video = _mapped(lambda: Video(downloader, chosen(downloader, asked.said["page"])), guard)
+    with Finder(options(asked.said), lambda: asked.say(True)) as finder:
+        video = _mapped(lambda: Video(finder, chosen(finder, asked.said["page"])), guard)
         asked.say(video.state)
         for _ in asked.lines():
             pieces = video.pieces()

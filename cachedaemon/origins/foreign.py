@@ -74,11 +74,15 @@ class Foreign:
         """The first answer of a conversation, counted: the source is reached, and answers, within both limits."""
         status = "ok"
         most = self._patience + self._stall if self._patience and self._stall else None
+        said: Any = True
         try:
-            return await self._within(ref, link.hear(), most)
+            while said is True:  # a step was done, and the next one has the limits anew
+                said = await self._within(ref, link.hear(), most)
         except CacheDaemonError as cause:
             status = cause.code
             raise
+        else:
+            return said
         finally:
             self._metrics.origin_requests.labels(self.name, status).inc()
 

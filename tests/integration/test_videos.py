@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +64,29 @@ def test_a_video_its_failures_and_its_process(site: Origin) -> None:
         assert hello["sources"]["v"]["url"] == f"ytdlp:{site.url}watch/"
         assert "w0rd" not in f"{daemon.log}{hello}{told}"
         until(lambda: not started(daemon), 5, "the end of each process with its transfer")
+
+
+IN_PARTS = """
+import hashlib, sys
+from cachedaemon.foreign.videos import Finder, Video, options
+finder = Finder(options({"insecure": False, "proxy": None, "timeout": 10}), lambda: None)
+video = Video(finder, {"url": sys.argv[1], "downloader_options": {"http_chunk_size": 1_000_000}})
+sha = hashlib.sha256()
+for piece in video.pieces():
+    sha.update(piece)
+print(video.state["size"], sha.hexdigest())
+"""
+
+
+def test_a_site_that_wants_small_requests_gets_them(site: Origin) -> None:
+    """A file in several parts of one version; another version in the middle is noticed."""
+    command = [sys.executable, "-c", IN_PARTS, site.at("files/a.mp4")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(SIZE), hashlib.sha256(content.data("a", SIZE)).hexdigest()]
+    assert site["files/a.mp4"].gets == 3
+    site["files/a.mp4"].on_get = lambda file, _: file.replace(data=file.data, etag=f'"{file.gets}"')
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "changed while it was read" in ran.stderr
 
 
 def test_whoever_leaves_ends_the_process(site: Origin) -> None:
