@@ -178,14 +178,14 @@ def test_two_hundred_askers_of_an_origin_that_asks_for_a_pause() -> None:
     with Origin() as origin, Daemon({"s": origin.url}, max_shards=300, fetch={"retries": 5}) as daemon:
 
         def refuse(shard: object, _: object) -> None:
-            shard.statuses = [busy(1)] if len(refused) < 20 else []  # type: ignore[attr-defined]
-            refused.extend([time.monotonic()] if len(refused) < 20 else [])
+            shard.statuses = [busy(1)] if len(refused) < 12 else []  # type: ignore[attr-defined]
+            refused.extend([time.monotonic()] if len(refused) < 12 else [])
 
         for number in range(200):
             origin.put(f"{number}.bin", 2000, on_get=refuse)
         answers = ask_all(daemon, [f"{number}.bin" for number in range(200)])
         assert [answer.status for answer in answers] == [200] * 200
-        assert len(refused) == 20
+        assert len(refused) == 12
         assert daemon.status()["sources"]["s"]["connections"] == daemon.metric("connections_allowed") == 8, "as before"
         assert origin.shared.peak <= 8, "connections to one source are bounded by its concurrency"
         for number in range(200):
