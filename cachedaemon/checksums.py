@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from cachedaemon.digests import Hashes
 from cachedaemon.errors import CacheDaemonError, Corrupt, Cut, OriginRefused, OriginUnavailable
 from cachedaemon.manifests import parse
+from cachedaemon.metrics import Metrics
 from cachedaemon.model import Digest, Ref, Validators
 from cachedaemon.origins import Origin, Stream
 
@@ -27,10 +28,11 @@ class Vouched:
     manifest itself can be opened too.
     """
 
-    def __init__(self, source: str, origin: Origin, manifest: str) -> None:
+    def __init__(self, source: str, origin: Origin, manifest: str, metrics: Metrics) -> None:
         self._source = source
         self._origin = origin
         self._key = manifest
+        self._received = metrics.origin_bytes.labels(source)
         self._listed: dict[str, Digest] | None = None
         self._validators: Validators | None = None
         self._began = 0.0
@@ -125,6 +127,7 @@ class Vouched:
             for piece in pieces:
                 hashes.update(piece)
                 taken += piece
+                self._received.inc(len(piece))
             self._check_size(len(taken))
         if stream.size not in (None, len(taken)):
             raise Cut(f"{self._source}/{self._key}: got {len(taken)} of {stream.size} bytes")

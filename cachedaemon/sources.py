@@ -80,7 +80,7 @@ class Configured:
 def _origin(name: str, settings: Source, fetch: Fetch, metrics: Metrics) -> Origin:
     """Where the shards come from, with the manifest that vouches for them where there is one."""
     origin = origin_of(name, settings, fetch, metrics)
-    return Vouched(name, origin, settings.checksums) if settings.checksums else origin
+    return Vouched(name, origin, settings.checksums, metrics) if settings.checksums else origin
 
 
 async def troubles(sources: dict[str, Source], fetch: Fetch) -> list[str]:

@@ -88,7 +88,7 @@ class Verify:
             await self._replace(job, entry)
 
     async def _is_sound(self, job: Verification, entry: Entry) -> bool:
-        taken = _Slowly(job, self._ended)
+        taken = _Throttle(job, self._ended)
         digest = partial(digest_of, taken=taken)
         return await self._store.is_sound(entry.ref, entry.name, entry.stamp, digest)
 
@@ -127,7 +127,7 @@ class Verify:
             await asyncio.wait(self._tasks)
 
 
-class _Slowly:
+class _Throttle:
     """Is told, in the thread that hashes, of every piece: counts it, and waits so long that the rate is kept."""
 
     def __init__(self, job: Job, ended: threading.Event) -> None:

@@ -129,7 +129,8 @@ async def vouched(origin: Origin, manifest: str = "SHA256SUMS") -> AsyncIterator
     """An HTTP source whose shards the manifest vouches for."""
     source = Source(url=origin.url)
     fetch = Fetch(connect_timeout=2, stall_timeout=2)
-    one = Vouched("s", origin_of("s", source, fetch, Metrics("")), manifest)
+    metrics = Metrics("")
+    one = Vouched("s", origin_of("s", source, fetch, metrics), manifest, metrics)
     try:
         yield one
     finally:
