@@ -186,9 +186,12 @@ class ObjectStream:
 
     async def _all(self, start: int, stop: int) -> AsyncIterator[list[Piece]]:
         at = start
-        while piece := await self._next(at - start, stop - start):
-            at += len(piece)
-            yield [piece]
+        try:
+            while piece := await self._next(at - start, stop - start):
+                at += len(piece)
+                yield [piece]
+        finally:  # also where it is left before the end
+            self.close()
         if at != stop:
             raise Cut(f"{self._ref}: got {at - start} of {stop - start} bytes")
 
