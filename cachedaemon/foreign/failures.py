@@ -22,6 +22,7 @@ _WORDS = {
     "AuthenticationException": "the server does not accept the credentials",
     "EOFError": "the server closed the connection",
     "NoValidConnectionsError": "the server cannot be reached",
+    "TypeError": "the file system does not take its storage options",
     "TimeoutError": "the server does not answer in time",
     "UnknownHostKey": "the server's host key is not among the known hosts",
     "gaierror": "the server's name cannot be resolved",

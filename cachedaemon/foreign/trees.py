@@ -144,7 +144,7 @@ class Tree:
         self.fs.invalidate_cache()
         top = self._top()
         start = _whole(self._root) + ("/" if self._is_folder and self._root else "")
-        for _, _, files in self.fs.walk(top or self.fs.root_marker, detail=True, on_error="raise"):
+        for _, _, files in self.fs.walk(top or "/", detail=True, on_error="raise"):
             names = [_whole(info["name"]) for info in files.values()]
             yield [name[len(start) :] for name in names if name.startswith(start) and len(name) > len(start)]
 

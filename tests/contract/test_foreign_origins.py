@@ -42,7 +42,7 @@ class TestFsspec(OriginSuite):
 class Site(Place):
     """A page for each key, which shows a file."""
 
-    settings: Mapping[str, object] = {"concurrency": 2}
+    settings: Mapping[str, object] = {"concurrency": 1}
     lacks: Mapping[Trait, str] = {
         "parts": "a page is opened anew for each request",
         "listing": "a site has no list of its videos",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachedaemon.conformance import bytes_of, opened, read, read_part, stream_of
-from cachedaemon.errors import Missing, OriginRefused
+from cachedaemon.errors import Missing, OriginRefused, OriginUnavailable
 from tests.fakes.daemon import Daemon
 from tests.fakes.file_servers import USER, WORD, FileServer, Served, serving
 from tests.fakes.waiting import until
@@ -99,7 +99,7 @@ def test_what_hangs_keeps_its_own_process_and_nothing_else(place: Served, folder
         until(lambda: not daemon.children(), 10, "the end of all processes after a SIGKILL")
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_a_server_whose_key_is_not_known_is_refused(place: Served, folder: Path) -> None:
     """Left to itself fsspec would take any key; `insecure` does."""
     async with opened(place.url, {"concurrency": 1}) as origin:
@@ -109,7 +109,24 @@ async def test_a_server_whose_key_is_not_known_is_refused(place: Served, folder:
         assert await read(origin, "a.bin") == bytes_of("a", SIZE)
 
 
-@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_a_listing_begins_where_the_url_ends(place: Served) -> None:
+    """At the server's root, in a folder, within a name; and a folder that is not there is an outage."""
+    name = place.folder.name
+    expected = {"/": f"{name}/a.bin", f"/{name}/": "a.bin", f"/{name}": "/a.bin", f"/{name}/a": ".bin"}
+    for path, key in expected.items():
+        async with opened(place.server.url(path), place.settings) as origin:
+            await origin.look()
+            assert key in await origin.keys()
+            assert await read(origin, key) == bytes_of("a", SIZE)
+    async with opened(place.server.url("/nowhere/"), place.settings) as origin:
+        for asked in (origin.look(), origin.keys(), read(origin, "a.bin")):
+            with pytest.raises(OriginUnavailable, match="the source's folder is not there"):
+                await asked
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_what_no_part_of_this_project_knows_is_read_by_common_calls(folder: Path) -> None:
     """Here members of a zip, whose CRC tells versions apart."""
     with zipfile.ZipFile(folder / "set.zip", "w") as archive:
