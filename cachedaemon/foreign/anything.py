@@ -1,7 +1,7 @@
 """The process that reads with fsspec: `python -m cachedaemon.foreign.anything PARENT`.
 
 Each request has the source's `url`, storage `options`, and one of these. `{"open": KEY}` answers the object's state, then
-`read START STOP` pours so much of it into the pipe and answers the state after it. `{"walk": true}` answers lists of keys
+`read START STOP` pours so much of it into the pipe (all, for a STOP of -1) and answers the state after it. `{"walk": true}` answers lists of keys
 until null, `{"check": true}` an empty object where the source's folder is there. The connection is kept between requests
 that end well.
 """
@@ -51,7 +51,10 @@ class Trees:
         tree, seen = self._looked(asked.said, key)
         asked.say(seen.said())
         for _, start, stop in asked.lines():
-            tree.pour(key, int(start), int(stop), asked.write)
+            if int(stop) < 0:
+                tree.pour_whole(key, asked.write)
+            else:
+                tree.pour(key, int(start), int(stop), asked.write)
             asked.end()
             asked.say(tree.look(key).said())
 

@@ -88,7 +88,7 @@ class Ftp(Tree):
             is_early = not left and link.recv(1)
         if left:
             raise Failure("Cut", "the FTP server ended the transfer early")
-        with contextlib.suppress(*((ftplib.error_temp,) if is_early else ())):
+        with contextlib.suppress(ftplib.error_temp) if is_early else contextlib.nullcontext():
             ftp.voidresp()
 
     def close(self) -> None:

@@ -138,6 +138,12 @@ class Tree:
             write(piece)
             start = most
 
+    def pour_whole(self, key: str, write: Write) -> None:
+        """All bytes of an object whose size the file system does not tell."""
+        with self.fs.open(self.path(key), "rb") as file:
+            while piece := file.read(STEP_LEAST):
+                write(piece)
+
     def walk(self) -> Iterator[list[str]]:
         """All keys, a folder at a time."""
         self.check()

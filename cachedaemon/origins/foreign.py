@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cachedaemon import errors
@@ -143,7 +143,7 @@ class Wanted:
     """An object, and the request that opens it."""
 
     ref: Ref
-    request: dict[str, object]
+    request: dict[str, object] = field(repr=False)  # it holds credentials
     has_parts: bool
     """Whether any part of it can be asked for."""
 

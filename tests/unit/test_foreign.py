@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from cachedaemon.config import Source, bare_environment, public_url, whole_environment
 from cachedaemon.config.extras import problems
-from cachedaemon.conformance import opened
+from cachedaemon.conformance import bytes_of, opened
 from cachedaemon.errors import BadRequest
 from cachedaemon.foreign.failures import failed
 from cachedaemon.foreign.guard import Guard, is_public
 from cachedaemon.foreign.process import Failure
-from cachedaemon.foreign.trees import STEP_LEAST, STEP_MOST, Seen, next_step
+from cachedaemon.foreign.trees import STEP_LEAST, STEP_MOST, Seen, Tree, next_step
 from cachedaemon.model import Validators
 from cachedaemon.origins.foreign import is_strong, validators
 
@@ -223,6 +223,28 @@ def test_a_slow_file_system_is_asked_for_less_at_once() -> None:
     assert next_step(1 << 20, 0.3) == 1 << 20
     assert next_step(1 << 20, 2) == 1 << 19
     assert next_step(STEP_LEAST, 20) == STEP_LEAST
+
+
+def test_common_calls_of_a_file_system() -> None:
+    """In pieces of a known size, to the end where the size is not told, and listed."""
+    memory = Tree("memory://set/", {})
+    data = bytes_of("a", 3 * STEP_LEAST + 7)
+    memory.fs.pipe("/set/deep/a b?.bin", data)
+    for start, stop in ((0, len(data)), (5, 6), (7, 7), (STEP_LEAST, len(data))):
+        got = bytearray()
+        memory.pour("deep/a b?.bin", start, stop, got.extend)
+        assert got == data[start:stop]
+    got = bytearray()
+    memory.pour_whole("deep/a b?.bin", got.extend)
+    assert got == data
+    assert memory.look("deep/a b?.bin").size == len(data)
+    assert [key for keys in memory.walk() for key in keys] == ["deep/a b?.bin"]
+    with pytest.raises(FileNotFoundError):
+        memory.look("none.bin")
+    with pytest.raises(IsADirectoryError):
+        memory.look("deep")
+    with pytest.raises(Failure, match="folder is not there"):
+        Tree("memory://nowhere/", {}).look("none.bin")
 
 
 # --- where a page may lead ---------------------------------------------------------------------------------------
