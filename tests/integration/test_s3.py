@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,19 @@ async def test_no_connection_and_silence(proxy: Between) -> None:
     cause = await failure(proxy, "k")
     assert type(cause) is OriginUnavailable
     assert "Connection refused" in str(cause)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_the_librarys_own_limit_of_a_whole_transfer_is_off(moto: Running, proxy: Between) -> None:
+    """C-13: it is 30 s."""
+    data = content.data("k", 36_000)
+    moto.put("f/slow", data)
+    proxy.rule("slow", bps=1000)
+    async with opened("s3://shards/f/", settings(proxy.url), stall_timeout="2s") as origin:
+        began = asyncio.get_running_loop().time()
+        assert await read(origin, "slow") == data
+        assert asyncio.get_running_loop().time() - began > 31
 
 
 @pytest.mark.asyncio
