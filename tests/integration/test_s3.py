@@ -226,6 +226,15 @@ async def test_a_proxy_is_gone_through(moto: Running, proxy: Between) -> None:
     assert proxy.asked("x/k")[0].target.startswith(moto.url)
 
 
+@pytest.mark.asyncio
+async def test_plain_http_is_never_a_surprise(moto: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint of the environment has TLS; without it secrets could go out to anybody."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.url)
+    async with opened("s3://shards/x/", stores.SETTINGS["s3"]) as origin:
+        with pytest.raises(OriginRefused, match=r"plain http:// is allowed in the setting endpoint only"):
+            await read(origin, "k")
+
+
 def test_a_shard_comes_through_the_daemon_and_goes_on_where_it_was_cut(moto: Running, proxy: Between) -> None:
     data = content.data("big", 5 * SIZE)
     moto.put("d/big.bin", data)

@@ -54,6 +54,7 @@ _ELSEWHERE = ": the bucket is in another region, or at another endpoint"
 _FINAL = {
     "source: MissingContentLength": "the store sends no length, as for objects that it decompresses on their way",
     "inner: BareRedirect": "the store redirects" + _ELSEWHERE,
+    "kind: Builder,": "the request cannot be made; plain http:// is allowed in the setting endpoint only",
     "InvalidCertificate(": "the store's certificate is not trusted",
 }
 """What the dump of a failure has in it that another try does not mend."""
