@@ -1,10 +1,11 @@
-"""Figure 5: how fast the cache fills, and for how much CPU, over HTTP and from a mounted folder.
+"""Figure 5: how fast the cache fills, and for how much CPU, over HTTP, from a mounted folder, and from an object store.
 
-    python bench/fill.py [--files 16] [--size 134217728] [--width 4] [--rounds 3] [--source /tmp] [--sink /dev/shm]
+    python bench/fill.py [--files 16] [--size 134217728] [--width 4] [--rounds 3] [--source /tmp] [--sink /dev/shm] [--only s3]
 
 The rival over HTTP is `curl -o` from the same nginx, and from the mount `cp` across the two file systems; each is followed
-by `xxhsum -H2` (Debian's package xxhash) of the file, since the daemon takes that digest too. Both sides run `--width`
-transfers at once and take turns; the CPU is that of the daemon with its helpers, and that of the rival's processes.
+by `xxhsum -H2` (Debian's package xxhash) of the file, since the daemon takes that digest too. The store is moto's S3 server,
+and the rival `curl`, which can sign for it. Both sides run `--width` transfers at once and take turns;
+the CPU is that of the daemon with its helpers, and that of the rival's processes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from side_by_side import GB, Daemon, Nginx, NotMeasured, children_cpu, cpu, filled, folder, main, middle, table, verdict
+
+from tests.fakes import stores
 
 
 class Run(NamedTuple):
@@ -44,9 +47,9 @@ def rival(how: Callable[[str, Path], Sequence[str]], names: Sequence[str], sink:
     return run
 
 
-def ours(url: str, names: Sequence[str], sink: Path, width: int) -> Run:
+def ours(url: str, names: Sequence[str], sink: Path, width: int, **more: object) -> Run:
     """Have a fresh daemon bring each file; its start, and a first file that warms it, do not count."""
-    source = {"url": url, "archives": "opaque", "concurrency": width}
+    source = {"url": url, "archives": "opaque", "concurrency": width, **more}
     with Daemon({"s": source}, cache_dir=sink, max_shards=len(names) + 1, check=False, scan="1h") as daemon:
         daemon.path("s", "warm")
         began, before = time.perf_counter(), cpu(daemon.pid)
@@ -73,8 +76,63 @@ def compare(title: str, sides: dict[str, Callable[[], Run]], size: int, rounds: 
     verdict(5, f"CPU, {mine} / {other}", costs[mine] / costs[other], at_most=1.3)
 
 
+class Places(NamedTuple):
+    """Where the files are and go, and how many at once."""
+
+    source: Path
+    sink: Path
+    names: Sequence[str]
+    width: int
+
+    def ours(self, url: str, **more: object) -> Run:
+        """The daemon's side."""
+        return ours(url, self.names, self.sink / "ours", self.width, **more)
+
+    def rival(self, how: Callable[[str, Path], Sequence[str]]) -> Run:
+        """The other side."""
+        return rival(how, self.names, self.sink / "rival", self.width)
+
+
+def curl(url: str, *more: str) -> Callable[[str, Path], Sequence[str]]:
+    """How `curl` fetches a file from below a URL."""
+    return lambda name, to: ["curl", "-sf", *more, "-o", str(to), url + name]
+
+
+def http(places: Places, size: int, rounds: int) -> None:
+    """From nginx."""
+    with Nginx(places.source) as server:
+        sides = {
+            "cachedaemon": lambda: places.ours(server.url),
+            "curl, xxhsum": lambda: places.rival(curl(server.url)),
+        }
+        compare("HTTP", sides, size, rounds)
+
+
+def mount(places: Places, size: int, rounds: int) -> None:
+    """From the folder itself."""
+    sides = {
+        "cachedaemon": lambda: places.ours(places.source.as_uri() + "/"),
+        "cp, xxhsum": lambda: places.rival(lambda name, to: ["cp", str(places.source / name), str(to)]),
+    }
+    compare("mount", sides, size, rounds)
+
+
+def s3(places: Places, size: int, rounds: int) -> None:
+    """From moto, in a bucket that has the files."""
+    with stores.moto() as store:
+        for name in (*places.names, "warm"):
+            store.put(name, (places.source / name).read_bytes())
+        settings = {"endpoint": store.url, **stores.SETTINGS["s3"]}
+        signed = ["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{stores.ACCESS}:{stores.SECRET}"]
+        sides = {
+            "cachedaemon": lambda: places.ours(f"s3://{stores.BUCKET}/", **settings),
+            "curl, xxhsum": lambda: places.rival(curl(f"{store.url}/{stores.BUCKET}/", *signed)),
+        }
+        compare("S3", sides, size, rounds)
+
+
 def run() -> None:
-    """Compare over HTTP and from a mount."""
+    """Compare over HTTP, from a mount and from a store."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--files", type=int, default=16)
     options.add_argument("--size", type=int, default=1 << 27)
@@ -84,37 +142,20 @@ def run() -> None:
         "--source", default="/tmp", help="where the origin's files lie; read once before, so in memory"
     )
     options.add_argument("--sink", default="/dev/shm", help="where the copies go; on a disk its speed is what counts")
-    options.add_argument("--only", choices=("http", "mount"))
+    options.add_argument("--only", choices=("http", "mount", "s3"))
     chosen = options.parse_args()
     if shutil.which("xxhsum") is None:
         raise NotMeasured("xxhsum is not installed (Debian's package xxhash)")
-    total = chosen.files * chosen.size
     with folder(chosen.source) as source, folder(chosen.sink) as sink:
         if source.stat().st_dev == sink.stat().st_dev:
             raise NotMeasured(f"{chosen.source} and {chosen.sink} are one file system")
         names = [filled(source / f"{number:03d}.bin", chosen.size).name for number in range(chosen.files)]
         filled(source / "warm", 1 << 20)
         print(f"{chosen.files} files of {chosen.size} bytes, {chosen.width} at once, {source} to {sink}")
-        if chosen.only != "mount":
-            with Nginx(source) as server:
-                sides = {
-                    "cachedaemon": lambda: ours(server.url, names, sink / "ours", chosen.width),
-                    "curl, xxhsum": lambda: rival(
-                        lambda name, to: ["curl", "-sf", "-o", str(to), server.url + name],
-                        names,
-                        sink / "rival",
-                        chosen.width,
-                    ),
-                }
-                compare("HTTP", sides, total, chosen.rounds)
-        if chosen.only != "http":
-            sides = {
-                "cachedaemon": lambda: ours(source.as_uri() + "/", names, sink / "ours", chosen.width),
-                "cp, xxhsum": lambda: rival(
-                    lambda name, to: ["cp", str(source / name), str(to)], names, sink / "rival", chosen.width
-                ),
-            }
-            compare("mount", sides, total, chosen.rounds)
+        places = Places(source, sink, names, chosen.width)
+        for name, fill in (("http", http), ("mount", mount), ("s3", s3)):
+            if chosen.only in (None, name):
+                fill(places, chosen.files * chosen.size, chosen.rounds)
 
 
 if __name__ == "__main__":

@@ -108,10 +108,13 @@ class Part:
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._had = 0.0
+        self.waits = False
+        """Whether the last bytes had to wait, so that it is the limit that holds the transfer up."""
 
     async def take(self, count: int) -> None:
         """Wait until so many bytes more may pass."""
         self._had, passed = self._pace.ask(self._had, count)
+        self.waits = not passed.done()
         await passed
 
 

@@ -35,7 +35,7 @@ LOOK = 0.15
 QUICK = 1.0
 """Seconds that the rest may take before more streams are wanted."""
 LEAD = 0.5
-"""Seconds by which a probe's part lies ahead of the first stream: the answer should come first."""
+"""Seconds by which a probe's part lies ahead of the first stream, at first: the answer should come before it gets there."""
 PROGRESS = 1 << 20
 """Bytes after which a failure is the first one again."""
 
@@ -128,6 +128,7 @@ class Streams:
         """Parts that further streams have in hand."""
         self._rate = 0.0
         """Bytes per second of one stream."""
+        self._lead = LEAD
         self._stumbles = 0
         self._calm_until = 0.0
         """Until when no further stream begins, since one failed."""
@@ -241,7 +242,8 @@ class Streams:
 
     def _wanted(self) -> int:
         """Streams, the first one included, by which the rest would come quickly."""
-        if not self._gives_parts or not self._rate or time.monotonic() < self._calm_until:
+        calm = time.monotonic() < self._calm_until or self._turn.is_paced()
+        if calm or not self._gives_parts or not self._rate:
             return 1
         return math.ceil((self._size - self._flight.arrived) / self._rate / QUICK)
 
@@ -262,14 +264,14 @@ class Streams:
 
     async def _probe(self, turn: Turn) -> None:
         """Ask for a part farther on than the first stream will be by the answer."""
-        lead = max(self._part, int(self._rate * LEAD))
-        start = self._first.at + lead
+        start = self._first.at + max(self._part, int(self._rate * self._lead))
         stop = min(start + self._part, self._first.stop)
         if start >= stop:
             return
         try:
             async with self._stream.part(start, stop) as pieces:
-                if self._first.at > start:  # it has got there before the answer: look again
+                if self._first.at > start:  # it has got there before the answer: the next probe goes farther
+                    self._lead *= 2
                     return
                 self._first.stop, self._proved = start, True
                 self._free.add(stop, self._size)

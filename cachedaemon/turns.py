@@ -205,6 +205,10 @@ class Turn:
         """Wait until so many bytes more may pass."""
         await self._part.take(count)
 
+    def is_paced(self) -> bool:
+        """Whether the source's bandwidth holds the transfer up."""
+        return self._part.waits
+
     def spare(self) -> Turn | None:
         """A place for a further connection of the same transfer, if there is one that nobody waits for."""
         if not self._turns.take_spare(self._source):

@@ -282,6 +282,19 @@ async def test_a_spare_place_is_one_that_nobody_waits_for_and_is_given_back_for_
 
 
 @pytest.mark.asyncio
+async def test_a_turn_tells_whether_the_bandwidth_holds_it_up() -> None:
+    turns = Turns(4, {"s": 4}, {"s": 1000})
+    async with turns.turn(flight(1)) as turn:
+        await turn.take(10_000_000)
+        assert not turn.is_paced()
+        waiting = asyncio.create_task(turn.take(1))
+        await Ground.settle()
+        assert turn.is_paced()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+@pytest.mark.asyncio
 async def test_no_spare_place_of_a_source_that_is_held() -> None:
     turns = Turns(4, {"s": 4}, {})
     async with turns.turn(flight(1)) as turn:

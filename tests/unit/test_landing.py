@@ -19,6 +19,7 @@ from cachedaemon.errors import Changed, Corrupt, Cut, NoParts, NoSpace, OriginRe
 from cachedaemon.model import Digest, Ref
 from cachedaemon.store import Staged
 from cachedaemon.store.disk import DIGEST
+from cachedaemon.turns import Turn
 from tests.fakes import content
 from tests.unit.landing_kit import PIECE, Ground, K, Scripted, small, until
 from tests.unit.store_kit import Disk, faulty, opened
@@ -262,6 +263,38 @@ async def test_a_part_of_another_version_ends_the_try_whoever_asked_for_it(folde
             assert stream.open == 0
             assert ground.idle()
             await ground.land(stream)
+
+
+@pytest.mark.asyncio
+async def test_a_probe_that_is_answered_too_late_is_made_again(folder: Path) -> None:
+    """The first stream has passed its part by then, and no byte is written twice."""
+    async with opened(folder / "cache") as (store, _):
+        stream, ground, late = Scripted(2 << 20), Ground(store, most=2), list[asyncio.Task[object]]()
+        usual = stream._breathe
+
+        async def breathe() -> None:
+            task = asyncio.current_task()
+            if task is not None and task.get_name().startswith("part") and len(late) < 2 and task not in late:
+                late.append(task)
+                start = stream.asked[-1][0]
+                await until(lambda: ground.flight.arrived > start)
+            await usual()
+
+        stream._breathe = breathe  # type: ignore[method-assign]
+        await ground.land(stream)
+        assert len(stream.asked) > 2
+        assert ground.idle()
+
+
+@pytest.mark.asyncio
+async def test_a_transfer_that_its_bandwidth_holds_up_takes_one_connection(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Turn, "is_paced", lambda _: True)
+    async with opened(folder / "cache") as (store, _):
+        stream, ground = Scripted(512 * K), Ground(store)
+        await ground.land(stream)
+        assert stream.asked == []
 
 
 @pytest.mark.asyncio
