@@ -122,3 +122,50 @@ def test_an_origin_is_loaded_only_when_a_source_uses_it(folder: Path) -> None:
         ran = (daemon.write(), daemon.cli("check-config", "--config", str(daemon.config)))[1]
         assert "allowed are file://, " in ran.err
         assert ", loud:" in ran.err
+
+
+BUGGY = """
+from contextlib import asynccontextmanager
+from cachedaemon.model import Validators
+
+class Origin:
+    def __init__(self, name, source, fetch, metrics):
+        pass
+    async def look(self):
+        raise LookupError("hush")
+    def check_key(self, key):
+        pass
+    @asynccontextmanager
+    async def open(self, key, known=None):
+        if key == "opening":
+            raise RuntimeError("hush")
+        yield Stream()
+    async def keys(self):
+        raise OSError("hush")
+    async def close(self):
+        raise ZeroDivisionError("hush")
+
+class Stream:
+    size, validators, digests, has_parts = 10, Validators(), (), False
+    async def pieces(self):
+        yield [b"12345"]
+        raise IndexError("hush")
+"""
+
+
+def test_an_origin_with_bugs_harms_itself_only(folder: Path) -> None:
+    """What it raises is told as the daemon's own error, without its words; all else goes on, and the end comes in time."""
+    (folder / "buggy.py").write_text(BUGGY)
+    (folder / "set").mkdir()
+    (folder / "set/a").write_bytes(b"a")
+    install(folder, "buggy", buggy="buggy:Origin")
+    sources = {"s": "buggy:", "good": {"url": f"file://{folder}/set/", "settle": 0}}
+    with Daemon(sources, env={"PYTHONPATH": str(folder)}) as daemon:
+        for key in ("opening", "reading"):
+            answer = daemon.acquire("s", key)
+            assert (answer.status, answer.code) == (500, "internal")
+            assert "hush" not in str(answer.body)
+        assert daemon.acquire("good", "a").status == 200
+        assert daemon.cli("prefetch", "s").status == 1
+        daemon.audit()
+        assert daemon.stop() == 0
