@@ -11,9 +11,9 @@ import obstore
 import pytest
 
 from cachedaemon.conformance import opened, read, read_part, stream_of
-from cachedaemon.errors import CacheDaemonError, Changed, Missing, OriginRefused, Overloaded
+from cachedaemon.errors import CacheDaemonError, Changed, Missing, OriginRefused, OriginUnavailable, Overloaded
 from tests.fakes import content, stores
-from tests.fakes.between import Between, answer
+from tests.fakes.between import Between, Rule, answer
 from tests.fakes.daemon import Daemon
 from tests.fakes.stores import ACCOUNT, ACCOUNT_KEY, Running
 
@@ -111,6 +111,23 @@ async def test_an_account_that_nobody_names(monkeypatch: pytest.MonkeyPatch) -> 
     async with opened(URL, {"credentials": ACCOUNT_KEY}) as origin:
         with pytest.raises(OriginRefused, match="source s: the store cannot be asked as configured: Account must be"):
             await origin.look()
+
+
+@pytest.mark.asyncio
+async def test_a_secret_that_gets_no_token_is_refused(proxy: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C-23: it is the authority that refuses, before the store is asked."""
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", proxy.url)
+    for name in ("CLIENT_ID", "CLIENT_SECRET", "TENANT_ID"):
+        monkeypatch.setenv(f"AZURE_{name}", "hunter2")
+    async with opened(URL, {"endpoint": f"{proxy.url}/{ACCOUNT}"}) as origin:
+        for status, kind, says in (
+            (401, OriginRefused, "credentials rejected: whoever exchanges them for a token answered 401"),
+            (500, OriginUnavailable, "whoever gives them out to this machine answered 500"),
+        ):
+            proxy.rules[:] = [Rule(lambda request: request.method == "POST", answer=answer(status))]
+            with pytest.raises(kind, match=says):
+                await read(origin, "k")
+    assert {request.method for request in proxy.log} == {"POST"}
 
 
 def test_through_the_daemon(azurite: Running, proxy: Between) -> None:

@@ -258,12 +258,18 @@ async def test_a_provider_that_gives_no_other_is_not_asked_by_each(proxy: Betwee
 
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("in_a_container")
-async def test_a_provider_that_fails_is_no_refusal(proxy: Between, provider: Between) -> None:
-    provider.rule("/of-this-container", answer=answer(500))
+@pytest.mark.parametrize("status", [404, 500])
+async def test_a_provider_that_fails_is_an_outage(proxy: Between, provider: Between, status: int) -> None:
+    """Above all it does not say that the object is missing."""
+    provider.rule("/of-this-container", answer=answer(status))
     async with source(proxy, None) as origin:
         with pytest.raises(OriginUnavailable):
             await read(origin, "1")
-    assert not proxy.log
+        with pytest.raises(OriginUnavailable):
+            await origin.keys()
+        provider.up()
+        offer(provider, "GOOD")
+        assert await read(origin, "1") == b"small"
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from obstore.exceptions import BaseError, PreconditionError
+from obstore.exceptions import BaseError, GenericError, PreconditionError
 
 from cachedaemon.errors import (
     CacheDaemonError,
@@ -30,6 +30,8 @@ _CODE = re.compile(r'^\s*"[^\n]*?<Code>(\w+)</Code>', re.MULTILINE)
 _KIND = re.compile(r"^\s*kind: (Connect|Timeout|Request|Interrupted|Decode|Unknown),$", re.MULTILINE)
 _SYSTEM = re.compile(r'^\s*message: "([^"\n]*)",$', re.MULTILINE)
 _METADATA = re.compile(r"^\s*(?:uri: Some\()?http://(?:169\.254\.|metadata\.|\[fd00:ec2)", re.MULTILINE)
+_NO_GET = re.compile(r"^\s*(?:method: (?:POST|PUT),|source: TokenRequest \{)$", re.MULTILINE)
+_LISTING = re.compile(r"^\s*source: ListRequest \{$", re.MULTILINE)
 _NO_PART = re.compile(r"^\s*source: (NotPartial|NoContentRange|UnexpectedRange|ParseContentRange)\b", re.MULTILINE)
 
 _REJECTED = frozenset(
@@ -72,11 +74,27 @@ def mapped(cause: Exception, ref: Ref | str) -> CacheDaemonError:
         return OriginUnavailable(
             f"{ref}: no credentials: none are configured, and the metadata service of this machine gives none"
         )
+    if _is_of_a_provider(cause, said, status):
+        return _not_provided(ref, status)
     if isinstance(cause, PreconditionError) or status == "416":
         return Changed(f"{ref}: the object changed while it was read")
     if status is not None:
         return _answered(ref, int(status), code)
     return _unanswered(ref, said)
+
+
+def _is_of_a_provider(cause: Exception, said: str, status: str | None) -> bool:
+    """Whether it was whoever gives out credentials that failed: the store is asked by GET, and its own refusals have classes."""
+    return bool(_NO_GET.search(said)) or (
+        isinstance(cause, GenericError) and status in ("401", "403", "404") and not _LISTING.search(said)
+    )
+
+
+def _not_provided(ref: Ref | str, status: str | None) -> CacheDaemonError:
+    if status in ("400", "401", "403"):  # a web identity that has expired, a secret that was revoked
+        return OriginRefused(f"{ref}: credentials rejected: whoever exchanges them for a token answered {status}")
+    why = f"answered {status}" if status else "does not answer"
+    return OriginUnavailable(f"{ref}: no credentials: whoever gives them out to this machine {why}")
 
 
 def _answered(ref: Ref | str, status: int, code: str | None) -> CacheDaemonError:
