@@ -87,7 +87,7 @@ class Listed:
 
     async def find(self, ref: Ref) -> str:
         """The URL beside the key."""
-        url = await self._in_thread(ref, lambda table: table.get(ref.key))
+        url = await self._in_thread(ref, lambda table: table.get(ref.key) or self._next().get(ref.key))
         if url is None:
             raise Missing(f"{ref}: the file of URLs has no such key")
         return url
@@ -114,8 +114,16 @@ class Listed:
                 self._read_if_changed()
             finally:
                 self._reading.release()
+        return self._in_force()
+
+    def _in_force(self) -> UrlTable:
         assert self._table is not None  # reading the first one fails or makes it
         return self._table
+
+    def _next(self) -> UrlTable:
+        """The table that another thread is just reading, once it is there: only then a key is certainly missing."""
+        with self._reading:
+            return self._in_force()
 
     def _read_if_changed(self) -> None:
         stamp = _stamp(self._file)

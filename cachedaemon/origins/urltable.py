@@ -7,18 +7,22 @@ with `#` say nothing. UTF-8. Of a key that stands in it several times the last U
 from __future__ import annotations
 
 import json
+import re
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import zstandard
 
 BLOCK = 1 << 16
 """Characters that are compressed together, about, and looked through for a key."""
+BUCKETS = 1 << 12
 _BLOCKS = 24
 """Bits for the number of a block."""
 _HASH = (1 << (64 - _BLOCKS)) - 1
+_MARK = re.compile(r"\s*([{}:,])\s*", re.ASCII)
+"""What stands between the texts of a JSON object (RFC 8259)."""
 
 
 class Malformed(Exception):
@@ -26,21 +30,20 @@ class Malformed(Exception):
 
 
 class UrlTable:
-    """Keys and URLs, in compressed blocks. `index`: hashes of keys with the number of their block, in order."""
+    """Keys and URLs, in compressed blocks. `index`: in buckets by hash, each key's hash and the number of its block."""
 
-    def __init__(self, blocks: list[bytes], index: array[int]) -> None:
+    def __init__(self, blocks: list[bytes], index: list[array[int]]) -> None:
         self._blocks = blocks
         self._index = index
 
     def get(self, key: str) -> str | None:
         """The URL of a key, the last one."""
         wanted = hash(key) & _HASH
-        at = bisect_left(self._index, (wanted + 1) << _BLOCKS) - 1
-        while at >= 0 and self._index[at] >> _BLOCKS == wanted:
-            block = dict(self._entries(self._index[at] & ((1 << _BLOCKS) - 1)))
-            if key in block:
-                return block[key]
-            at -= 1
+        for found in reversed(self._index[wanted % BUCKETS]):
+            if found >> _BLOCKS == wanted:
+                block = dict(self._entries(found & ((1 << _BLOCKS) - 1)))
+                if key in block:
+                    return block[key]
         return None
 
     def keys(self) -> set[str]:
@@ -67,14 +70,16 @@ def table_of(file: Path) -> UrlTable:
 
 
 def _packed(entries: Iterable[tuple[str, str]]) -> UrlTable | None:
-    """A table of these; None for nothing."""
+    """A table of these; None for nothing. No single step of it keeps other threads waiting for long."""
     compress = zstandard.ZstdCompressor().compress
-    blocks, index = [], []
-    for number, block in enumerate(_blocks(entries)):
+    blocks: list[bytes] = []
+    index = [array("Q") for _ in range(BUCKETS)]
+    for block in _blocks(entries):
+        for key, _ in block:
+            hashed = hash(key) & _HASH
+            index[hashed % BUCKETS].append(hashed << _BLOCKS | len(blocks))
         blocks.append(compress("\0".join(f"{url} {key}" for key, url in block).encode()))
-        index += [(hash(key) & _HASH) << _BLOCKS | number for key, _ in block]
-    index.sort()
-    return UrlTable(blocks, array("Q", index)) if index else None
+    return UrlTable(blocks, index) if blocks else None
 
 
 def _blocks(entries: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
@@ -91,28 +96,45 @@ def _blocks(entries: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]
 
 def _entries(file: Path) -> Iterator[tuple[str, str]]:
     with file.open(encoding="utf-8-sig", newline="\n") as text:
-        begin = text.read(4096)
-        text.seek(0)
-        yield from _of_json(text.read()) if begin.lstrip().startswith("{") else _of_lines(text)
+        lines = enumerate(text, 1)
+        begin = next((numbered for numbered in lines if numbered[1].strip()), (0, ""))
+        if begin[1].lstrip().startswith("{"):
+            yield from _of_json(begin[1] + text.read())
+        else:
+            yield from _of_lines(chain([begin], lines))
 
 
 def _of_json(text: str) -> Iterator[tuple[str, str]]:
+    """Entry by entry, since the reader of the standard library takes all of a text in one step."""
+    decode = json.JSONDecoder().raw_decode
     try:
-        pairs = json.loads(text, object_pairs_hook=list)
+        mark, at = _mark(text, 0)
+        if text.startswith("}", at):
+            return
+        while mark in ("{", ","):
+            key, at = decode(text, at)
+            mark, at = _mark(text, at)
+            url, at = decode(text, at) if mark == ":" else (None, at)
+            if not isinstance(key, str) or not isinstance(url, str) or not _is_entry(key, url):
+                msg = f"the key {key!r}: allowed are JSON text and an http or https URL in printable ASCII"
+                raise Malformed(msg)
+            yield key, url
+            mark, at = _mark(text, at)
     except (ValueError, RecursionError):
-        pairs = None
-    for key, url in pairs or ():
-        if not isinstance(url, str) or not _is_entry(key, url):
-            msg = f"the key {key!r}: allowed are JSON text and an http or https URL in printable ASCII"
-            raise Malformed(msg)
-        yield key, url
-    if pairs is None:
+        mark, at = "", 0
+    if mark != "}" or at != len(text):
         msg = 'it begins as JSON and is none: allowed is {"KEY": "URL", ...}, or lines'
         raise Malformed(msg)
 
 
-def _of_lines(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for number, whole in enumerate(lines, 1):
+def _mark(text: str, at: int) -> tuple[str, int]:
+    """The mark at a place, if there is one, and where the next text begins."""
+    found = _MARK.match(text, at)
+    return (found[1], found.end()) if found else ("", at)
+
+
+def _of_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    for number, whole in lines:
         line = whole.rstrip()
         if not line or line.startswith("#"):
             continue

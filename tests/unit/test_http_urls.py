@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -74,6 +75,12 @@ def test_forms(folder: Path, text: str, says: dict[str, str]) -> None:
         ('{"a": "http://h/SECRET"', "JSON"),
         ('{"a": {"SECRET": 1}}', "'a'"),
         ('{"a": 7}', "'a'"),
+        ('{"a", "http://h/a"}', "'a'"),
+        ('{"a": "http://h/a",}', "JSON"),
+        ('{"a": "http://h/a" "b": "http://h/b"}', "JSON"),
+        ('{"a": "http://h/a"}, {}', "JSON"),
+        ('{,"a": "http://h/a"}', "JSON"),
+        ("{a http://h/a", "JSON"),
         ('{"a": "SECRET"}', "'a'"),
         ('{"a": "http://h/SECRET\\n"}', "'a'"),
         ('{"": "http://h/a"}', "''"),
@@ -174,6 +181,26 @@ async def test_a_file_that_hangs_ends_at_the_connect_limit(folder: Path) -> None
             await read(origin, "k")
         with (folder / "urls").open("w") as pipe:  # lets the thread go
             pipe.write("k http://127.0.0.1:1/")
+
+
+@pytest.mark.asyncio
+async def test_while_a_new_file_is_read_the_one_before_is_in_force(folder: Path) -> None:
+    """And what only the new one may have is waited for, never `missing`."""
+    file = folder / "urls"
+    with Origin() as server:
+        for name in ("one", "two"):
+            server.put(name, data=name.encode())
+        put(file, f"k {server.url}one")
+        async with opened("", {"urls": str(file)}) as origin:
+            assert await read(origin, "k") == b"one"
+            os.mkfifo(folder / "new")
+            (folder / "new").rename(file)
+            asked = [asyncio.create_task(read(origin, "new")) for _ in range(2)]
+            done, _ = await asyncio.wait(asked, timeout=0.2)
+            assert not done
+            assert await read(origin, "k") == b"one"
+            await asyncio.to_thread(file.write_text, f"new {server.url}two")
+            assert await asyncio.gather(*asked) == [b"two"] * 2
 
 
 @pytest.mark.asyncio
