@@ -50,7 +50,7 @@ class HttpOrigin:
         def again(headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
             return self._web.get(ref, self._places.find, headers, good=PART)
 
-        condition = {"If-None-Match": known.etag} if known is not None and known.etag else {}
+        condition = _unless(known)
         good = _OK_OR_STILL if condition else _OK
         async with self._web.get(ref, self._places.find, condition, good=good) as response:
             if response.status == 304:
@@ -66,3 +66,10 @@ class HttpOrigin:
     async def close(self) -> None:
         """Close the connections."""
         await self._web.close()
+
+
+def _unless(known: Validators | None) -> Mapping[str, str]:
+    """The condition that an object is another version; none for a tag that no header can carry, which is compared only."""
+    if known is None or not known.etag or not known.etag.isprintable():
+        return {}
+    return {"If-None-Match": known.etag}

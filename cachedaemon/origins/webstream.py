@@ -18,9 +18,9 @@ from cachedaemon.origins.digestfields import digests_of
 
 PART = frozenset({200, 206, 412, 416})
 """What a request for a part may be answered: the part, the whole, another version, another length."""
-_STRONG = re.compile(r'"[!#-~\x80-\U0010ffff]*"')
+_STRONG = re.compile(r'"[!#-~\x80-\ud7ff\ue000-\U0010ffff]*"')
 """An ETag that names just these bytes (RFC 9110, 8.8.3); a weak one, or one that is malformed, does not."""
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)", re.IGNORECASE)
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", re.IGNORECASE)
 
 Again = Callable[[Mapping[str, str]], AbstractAsyncContextManager[aiohttp.ClientResponse]]
 """Asks for the object once more, from its own URL on, with further request headers; lets statuses of `PART` pass."""
@@ -114,10 +114,14 @@ def check_range(ref: Ref, response: aiohttp.ClientResponse, asked: tuple[int, in
         raise NoParts(f"{ref}: the origin was asked for a part and sends another, or does not say which")
 
 
-async def just(ref: Ref, body: Body, count: int) -> AsyncIterator[list[Piece]]:
-    """So many bytes, of a body that has no more and no fewer."""
+def just(ref: Ref, body: Body, count: int) -> AsyncIterator[list[Piece]]:
+    """So many bytes, of a body that has no more and no fewer; `NoParts` at once where it says that it has."""
     if body.length not in (None, count):
         raise NoParts(f"{ref}: the origin announces {body.length} bytes of a part of {count}")
+    return _just(ref, body, count)
+
+
+async def _just(ref: Ref, body: Body, count: int) -> AsyncIterator[list[Piece]]:
     got = 0
     async for pieces in body.pieces():
         got += sum(map(len, pieces))

@@ -116,6 +116,7 @@ async def test_a_part_starts_at_the_configured_url_with_its_secrets() -> None:
         (part(f'ETag: "1"\nContent-Range: bytes 10-20/{SIZE}', DATA[10:21]), NoParts),
         (part(f'ETag: "1"\nContent-Range: bytes 10-19/{SIZE + 1}'), NoParts),
         (part('ETag: "1"\nContent-Range: bytes 10-19/*'), NoParts),
+        (part(f'ETag: "1"\nContent-Range: bytes 10-19/{"9" * 5000}'), NoParts),
         (part(f'ETag: "1"\nContent-Range: items 10-19/{SIZE}'), NoParts),
         (part(f'ETag: "1"\nContent-Range: bytes 10-19/{SIZE}\nContent-Encoding: gzip'), NoParts),
         (part(f'ETag: "1"\nContent-Range: bytes 10-19/{SIZE}', DATA[10:21]), NoParts),
@@ -130,7 +131,8 @@ async def test_nothing_else_is_taken_for_the_part(answered: bytes, kind: type[Ca
     """C-03, C-04: told by the answer's head, before a byte is handed on."""
     async with answering(WHOLE, answered) as server, opened(server.url) as origin, stream_of(origin, "k.bin") as stream:
         with pytest.raises(CacheDaemonError) as error:
-            await read_part(stream, 10, 20)
+            async with stream.part(10, 20):
+                pass
     assert type(error.value) is kind
     assert "s/k.bin" in str(error.value)
 
@@ -241,6 +243,19 @@ async def test_servers_that_do_not_know_conditions_are_compared_with() -> None:
         for known in (Validators(etag='W/"1"'), Validators(etag='"1"', modified="x"), Validators(etag='"0"')):
             async with origin.open("k.bin", known) as other:
                 assert other is not None
+
+
+async def test_a_tag_that_is_no_text_is_compared_only() -> None:
+    """Bytes that are not UTF-8 cannot be sent back."""
+    whole = WHOLE.replace(b'"1"', b'"\xff"')
+    async with answering(whole) as server, opened(server.url) as origin:
+        async with stream_of(origin, "k.bin") as stream:
+            assert not stream.has_parts
+            known = stream.validators
+        assert known.etag
+        async with origin.open("k.bin", known) as still:
+            assert still is None
+        assert not any("if-" in request.lower() for request in server.requests)
 
 
 async def test_what_is_unchanged_for_nobody_who_asked_is_a_failure() -> None:
