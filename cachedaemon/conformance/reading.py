@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from cachedaemon.config import Fetch, Source
 from cachedaemon.conformance.place import STALL, Then, nothing
+from cachedaemon.digests import Hashes
 from cachedaemon.metrics import Metrics
 from cachedaemon.origins import Origin, Stream, origin_of
 
@@ -47,12 +48,14 @@ async def read(origin: Origin, key: str, then: Then = nothing) -> bytes:
 
 
 async def read_all(stream: Stream) -> bytes:
-    """What a stream gives, which is as long as it said."""
-    got = bytearray()
+    """What a stream gives, which is as long as it said, and comes to the digests that it has."""
+    got, hashes = bytearray(), Hashes(digest.kind for digest in stream.digests)
     async for pieces in stream.pieces():
         for piece in pieces:
             got += piece
+            hashes.update(piece)
     assert stream.size in (None, len(got))
+    assert hashes.mismatch(stream.digests) is None
     return bytes(got)
 
 
