@@ -26,10 +26,10 @@ from cachedaemon.turns import Turn
 
 WIDE = 32 << 20
 """Bytes from which on an object may be brought by several streams."""
-PART, PARTS = 8 << 20, 512
-"""Bytes of a part, unless the object has more than so many of them."""
-LEAST_PART = 1 << 20
-"""Bytes of the parts at the end, which are smaller so that all streams end together."""
+PART_TIME = 2.0
+"""Seconds that a part takes about: who waits for its place has it soon, and asking for parts costs little."""
+LEAST_PART, MOST_PART = 1 << 20, 64 << 20
+"""Bytes of a part; those at the end are smaller, so that all streams end together."""
 LOOK = 0.15
 """Seconds between two looks at how fast it goes."""
 QUICK = 1.0
@@ -56,8 +56,7 @@ class Claim:
 class Free:
     """The bytes that no stream brings yet, given out in order."""
 
-    def __init__(self, part: int) -> None:
-        self._part = part
+    def __init__(self) -> None:
         self._spans: list[tuple[int, int]] = []
 
     def add(self, start: int, stop: int) -> None:
@@ -65,13 +64,13 @@ class Free:
         if start < stop:
             heapq.heappush(self._spans, (start, stop))
 
-    def take(self, streams: int) -> Claim | None:
-        """The next part for one of so many streams; None when nothing is left."""
+    def take(self, most: int, streams: int) -> Claim | None:
+        """The next part for one of so many streams, of so many bytes at most; None when nothing is left."""
         if not self._spans:
             return None
         start, stop = heapq.heappop(self._spans)
         left = stop - start + sum(end - begin for begin, end in self._spans)
-        size = min(self._part, max(LEAST_PART, left // (2 * streams)))
+        size = min(most, max(LEAST_PART, left // (2 * streams)))
         end = start + size if stop - start - size >= LEAST_PART else stop
         self.add(end, stop)
         return Claim(start, end)
@@ -117,9 +116,8 @@ class Streams:
         self._turn = turn
         self._retries = retries
         self._size = stream.size
-        self._part = max(PART, self._size // PARTS)
         self._first = Claim(0, self._size)
-        self._free = Free(self._part)
+        self._free = Free()
         self._proved = False
         """Whether the origin has answered with a part when it was asked for one."""
         self._group: asyncio.TaskGroup
@@ -174,7 +172,7 @@ class Streams:
 
     async def _next(self) -> Claim | None:
         """The next part. While others have all that is left, one of them may give some back."""
-        while (claim := self._free.take(1 + len(self._further))) is None and self._held:
+        while (claim := self._take()) is None and self._held:
             await asyncio.wait(self._further, return_when=asyncio.FIRST_COMPLETED)
         return claim
 
@@ -253,7 +251,7 @@ class Streams:
             if not self._proved:
                 await self._probe(turn)
             while self._proved and not turn.is_wanted():
-                if (claim := self._free.take(1 + len(self._further))) is None:
+                if (claim := self._take()) is None:
                     return
                 with self._holding(claim):
                     await self._fetch(claim, turn)
@@ -264,7 +262,7 @@ class Streams:
 
     async def _probe(self, turn: Turn) -> None:
         """Ask for a part farther on than the first stream will be by the answer."""
-        start = self._first.at + max(self._part, int(self._rate * self._lead))
+        start = self._first.at + max(LEAST_PART, int(self._rate * self._lead))
         stop = min(start + self._part, self._first.stop)
         if start >= stop:
             return
@@ -302,6 +300,14 @@ class Streams:
         self._stumbles += 1
 
     # ---- any stream
+
+    @property
+    def _part(self) -> int:
+        """Bytes of a part, at the rate of now."""
+        return min(MOST_PART, max(LEAST_PART, int(self._rate * PART_TIME)))
+
+    def _take(self) -> Claim | None:
+        return self._free.take(self._part, 1 + len(self._further))
 
     async def _fetch(self, claim: Claim, turn: Turn) -> None:
         """Bring a claim by a request of its own."""

@@ -275,6 +275,8 @@ class Transfer:
         return min((m for m in marks if m > 0), default=BLOCK)
 
     async def _put(self, piece: memoryview) -> None:
+        if self.c.writer.transport.is_closing():  # uvloop refuses to write then, with an error of another kind
+            raise Left
         self.c.writer.write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if self.chunked else piece)
         await self.c.writer.drain()
         self.sent += len(piece)

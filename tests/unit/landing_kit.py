@@ -163,8 +163,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is small and comes at once: objects from 256 KiB on are wide, every look finds that more streams help."""
     monkeypatch.setattr(fetch, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(streams, "WIDE", 256 * K)
-    monkeypatch.setattr(streams, "PART", 64 * K)
-    monkeypatch.setattr(streams, "PARTS", 1000)
+    monkeypatch.setattr(streams, "MOST_PART", 64 * K)
     monkeypatch.setattr(streams, "LEAST_PART", 8 * K)
     monkeypatch.setattr(streams, "PROGRESS", 32 * K)
     monkeypatch.setattr(streams, "LOOK", 0.002)
