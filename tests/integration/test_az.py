@@ -130,6 +130,7 @@ async def test_a_secret_that_gets_no_token_is_refused(proxy: Between, monkeypatc
     assert {request.method for request in proxy.log} == {"POST"}
 
 
+@pytest.mark.slow
 def test_through_the_daemon(azurite: Running, proxy: Between) -> None:
     data = content.data("big", 5 * SIZE)
     azurite.put("a/b/big.bin", data)

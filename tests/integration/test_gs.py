@@ -117,6 +117,7 @@ def service_account(folder: Path) -> Path:
     return folder / "account.json"
 
 
+@pytest.mark.slow
 def test_through_the_daemon(fake_gcs: Running, proxy: Between) -> None:
     data = content.data("big", 5 * SIZE)
     fake_gcs.put("g/b/big.bin", data)
