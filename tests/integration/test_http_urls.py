@@ -49,6 +49,5 @@ def test_urls_from_a_file(folder: Path) -> None:
             assert f"source s: URLs of {file}" in checked.out
             said += [checked.out, checked.err]
             assert "SECRET" not in "".join(said)
-            daemon.restart()
             assert daemon.acquire("s", "set/a.bin").body["result"] == "hit", "what is here stays, in the file or not"
         assert all(request.headers["authorization"] for request in origin.log)
