@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from cachedaemon.metrics import Metrics
 from cachedaemon.origins.base import PIECE
 from cachedaemon.origins.resolve import Resolver
 from cachedaemon.origins.targets import sendable, without_user
+from cachedaemon.origins.trust import Trust
 
 AGENT = "cachedaemon"
 HEAD_LINE = 64 << 10
@@ -27,7 +27,7 @@ class Connections:
 
     def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics, threads: Executor) -> None:
         patience, stall = fetch.connect_timeout or None, fetch.stall_timeout or None
-        self._source = source
+        self._trust = Trust(source, threads)
         proxy, user = without_user(source.proxy) if source.proxy else ("", "")
         self._proxy = proxy or None
         self._proxy_headers = {"Proxy-Authorization": user} if user else {}
@@ -54,27 +54,29 @@ class Connections:
         status = "failed"
         try:
             async with asyncio.timeout(patience or self._head_limit):
-                session = self._session or await self._begin()
-                response = await self._unraced(
-                    session,
-                    method,
-                    url,
-                    headers=self._with_proxy(url, headers),
-                    data=body,
-                    timeout=self._limits(patience),
+                response = await self._trusting(
+                    method, url, headers=self._with_proxy(url, headers), data=body, timeout=self._limits(patience)
                 )
             status = str(response.status)
         finally:
             self._metrics.origin_requests.labels(self._name, status).inc()
         return response
 
-    async def _unraced(
-        self, session: aiohttp.ClientSession, method: str, url: str, **how: Any
-    ) -> aiohttp.ClientResponse:
+    async def _trusting(self, method: str, url: str, **how: Any) -> aiohttp.ClientResponse:
+        """A certificate that is not trusted is looked at again, once, if the file of the authorities has changed."""
+        try:
+            return await self._unraced(method, url, ssl=await self._trust.context(), **how)
+        except aiohttp.ClientConnectorCertificateError:
+            if not await self._trust.has_changed():
+                raise
+        return await self._unraced(method, url, ssl=await self._trust.context(), **how)
+
+    async def _unraced(self, method: str, url: str, **how: Any) -> aiohttp.ClientResponse:
         """A request that got no answer on a connection that had served before is repeated at once.
 
         The server was just closing it (RFC 9112, 9.3.1). Each repetition costs the pool a connection, so they end.
         """
+        session = self._session or self._begin()
         while True:
             way = SimpleNamespace(used_before=False)
             try:
@@ -100,15 +102,10 @@ class Connections:
         connect, read = self._patience, patience or self._stall
         return aiohttp.ClientTimeout(total=None, connect=connect, sock_connect=connect, sock_read=read)
 
-    async def _begin(self) -> aiohttp.ClientSession:
-        """The session that all requests share; certificates are read in a thread, like everything from a disk."""
-        tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._source)
-        self._session = self._session or self._open_session(tls=tls)
-        return self._session
-
-    def _open_session(self, *, tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads), ssl=tls),
+    def _begin(self) -> aiohttp.ClientSession:
+        """The session that all requests share."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, resolver=Resolver(self._threads)),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": AGENT, "Accept-Encoding": "identity"},
@@ -119,15 +116,12 @@ class Connections:
             middlewares=(_once,),
             trace_configs=[_ways()],
         )
+        return self._session
 
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
-
-
-class NoAuthorities(aiohttp.ClientError):
-    """The file of the certificates that the origin is trusted by cannot be used any more."""
 
 
 class _Lost(aiohttp.ClientError):
@@ -156,12 +150,3 @@ def _ways() -> aiohttp.TraceConfig:
     ways = aiohttp.TraceConfig()
     ways.on_connection_reuseconn.append(note)
     return ways
-
-
-def _tls(source: Source) -> ssl.SSLContext | bool:
-    if source.insecure:
-        return False
-    try:
-        return ssl.create_default_context(cafile=str(source.ca)) if source.ca else True
-    except OSError as cause:  # ssl.SSLError is one
-        raise NoAuthorities from cause

@@ -14,7 +14,7 @@ import aiohttp
 
 from cachedaemon.errors import CacheDaemonError, Missing, OriginRefused, OriginUnavailable, Overloaded
 from cachedaemon.model import Ref
-from cachedaemon.origins.connections import NoAuthorities
+from cachedaemon.origins.trust import NoAuthorities
 
 ORIGIN = "the origin"
 UNAUTHORISED = frozenset({401, 403})

@@ -186,6 +186,22 @@ async def test_a_certificate_that_is_not_good_says_why(
             assert await read(origin, "k.bin") == DATA
 
 
+async def test_authorities_that_were_exchanged_are_read_again(folder: Path) -> None:
+    """Once somebody's certificate is not trusted by those that were read."""
+    (folder / "other").mkdir()
+    (first, tls), (other, other_tls) = certificates(folder), certificates(folder / "other")
+    with Origin(tls=tls) as server, Origin(tls=other_tls) as renewed:
+        for one in (server, renewed):
+            one.put("k.bin", data=DATA)
+        server.put("moved.bin", redirect=renewed.at("k.bin"))
+        async with opened(server.url, {"ca": str(first)}) as origin:
+            assert await read(origin, "k.bin") == DATA
+            assert type(await failure(origin, "moved.bin")) is OriginRefused
+            first.write_text(first.read_text() + other.read_text())
+            assert await read(origin, "moved.bin") == DATA
+            assert len(renewed.log) == 1
+
+
 async def test_certificates_that_have_gone_since_say_so(folder: Path) -> None:
     """And are read once they are back."""
     authority, tls = certificates(folder)
