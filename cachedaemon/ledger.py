@@ -172,6 +172,14 @@ class Ledger:
         totals[0] += sign
         totals[1] += sign * entry.blocks
 
+    def resize(self, entry: Entry, blocks: int) -> None:
+        """A shard takes so many bytes, as is known better now; what is about to go keeps what it was counted for."""
+        if self.has(entry):
+            self._count(entry, -1)
+            self._bytes += blocks - entry.blocks
+            entry.blocks = blocks
+            self._count(entry, 1)
+
     def touch(self, entry: Entry, used: float) -> None:
         """A shard was used at that time."""
         entry.used = max(entry.used, used)

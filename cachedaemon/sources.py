@@ -61,8 +61,10 @@ class Configured:
     @property
     def mark(self) -> SourceMark:
         """What the shards on the disk depend on."""
-        said = "\n".join((self.settings.url, str(self.settings.urls), self.settings.archives, self.settings.etl or ""))
-        digest = hashlib.sha256(said.encode()).hexdigest()
+        said = [self.settings.url, str(self.settings.urls), self.settings.archives, self.settings.etl or ""]
+        if self.settings.endpoint:  # the same bucket of another service is another place
+            said.append(self.settings.endpoint)
+        digest = hashlib.sha256("\n".join(said).encode()).hexdigest()
         return SourceMark(self.name, digest, self.settings.archives, self.direct)
 
     async def trouble(self) -> str | None:

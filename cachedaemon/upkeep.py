@@ -113,9 +113,12 @@ class Upkeep:
                 continue
             used = entry.used + time.time() - time.monotonic()
             try:
-                await self._store.make_durable(entry.ref, entry.name, entry.stamp, used)
+                blocks = await self._store.make_durable(entry.ref, entry.name, entry.stamp, used)
             except OSError as cause:
                 await self._not_durable(entry, cause)
+                continue
+            if blocks is not None:
+                self._cache.ledger.resize(entry, blocks)
 
     async def _not_durable(self, entry: Entry, cause: OSError) -> None:
         error = disk_error(cause, f"syncing {entry.ref}")

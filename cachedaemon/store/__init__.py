@@ -354,17 +354,21 @@ class Store:
             disk.write_meta(replace(meta, validators=validators), beside, self.modes, used, durable=meta.synced)
             os.rename(beside, place)
 
-    async def make_durable(self, ref: Ref, name: str, stamp: Stamp, used: float) -> bool:
-        """Sync a shard and mark its meta file so; False when it went meanwhile. OSError when the disk fails."""
+    async def make_durable(self, ref: Ref, name: str, stamp: Stamp, used: float) -> int | None:
+        """Sync a shard and mark its meta file so; the bytes that it takes. None when it went meanwhile.
+
+        OSError when the disk fails.
+        """
         place, meta_place = self.layout.shard(ref.source, name), self.layout.meta(ref.source, name)
         beside = self.layout.beside(ref.source, self._directory.numbers.next())
 
-        def prepare() -> bool:
+        def prepare() -> int | None:
             meta = disk.read_meta(meta_place)
-            if meta is None or not disk.sync_shard(place, stamp):
-                return False
-            disk.write_meta(replace(meta, synced=True), beside, self.modes, used, durable=True)
-            return True
+            blocks = disk.sync_shard(place, stamp, meta.blocks) if meta is not None else None
+            if meta is None or blocks is None:
+                return None
+            disk.write_meta(replace(meta, synced=True, blocks=blocks), beside, self.modes, used, durable=True)
+            return blocks
 
         def exchange() -> bool:
             try:
@@ -375,10 +379,11 @@ class Store:
                 disk.unlink(beside)
             return False
 
-        if not await to_end(self._background, prepare) or not await to_end(self._steps, exchange):
-            return False
+        blocks = await to_end(self._background, prepare)
+        if blocks is None or not await to_end(self._steps, exchange):
+            return None
         await to_end(self._background, disk.sync_folder, os.path.dirname(meta_place))
-        return True
+        return blocks
 
     async def note_uses(self, uses: Iterable[tuple[Ref, str, float]]) -> None:
         """Write last uses (Unix seconds) to the meta files' times."""

@@ -389,24 +389,29 @@ def file_digest(path: str, taken: Taken = unheeded) -> str:
     return DIGEST + state.hexdigest()
 
 
-def sync_shard(path: str, stamp: Stamp) -> bool:
-    """Make a published shard and its name durable; False when it is not there any more. OSError when the disk fails."""
+def sync_shard(path: str, stamp: Stamp, blocks: int) -> int | None:
+    """Make a published shard and its name durable; None when it is not there any more. OSError when the disk fails.
+
+    The bytes that a file has allocated then: writing back joins extents, and may free a block that described them. A folder
+    has `blocks` as before.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return False
+        return None
     try:
         seen = os.fstat(descriptor)
         if (seen.st_dev, seen.st_ino) != stamp[:2]:
-            return False
+            return None
         if stat.S_ISDIR(seen.st_mode):
             _sync_file_system(descriptor)
         else:
             os.fdatasync(descriptor)
+            blocks = os.fstat(descriptor).st_blocks * 512
     finally:
         os.close(descriptor)
     sync_folder(os.path.dirname(path))
-    return True
+    return blocks
 
 
 def _sync_file_system(descriptor: int) -> None:

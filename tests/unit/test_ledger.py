@@ -535,6 +535,12 @@ class Walk(RuleBasedStateMachine):
         assert one.past or self.ledger.get(one.ref) is None
         self._goes(one, outcome)
 
+    @precondition(lambda self: self.ready)
+    @rule(data=st.data())
+    def resize(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.ready))
+        self.ledger.resize(one, max(4096, one.blocks - 4096))
+
     @precondition(lambda self: self.trash)
     @rule()
     def delete(self) -> None:
