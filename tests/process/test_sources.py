@@ -119,14 +119,3 @@ def test_a_reload_with_a_setting_that_is_refused_changes_nothing(origin: Origin)
         assert daemon.acquire("s", "0.bin").status == 200
         ran = daemon.cli("check-config", "--config", str(daemon.config))
         assert (ran.status, said in ran.err, ran.err.count("\n")) == (1, True, 1)
-
-
-def test_a_setting_that_is_not_built_ends_the_start(folder: Path) -> None:
-    """In one line, also where it stands in place of the url."""
-    (folder / "urls").write_text("{}")
-    with Daemon({"s": {"urls": str(folder / "urls")}}, begin=False) as daemon:
-        ran = daemon.fails()
-        assert ran.status == 1
-        assert ran.err.count("\n") == 1
-        assert "sources.s.urls: " in ran.err
-        assert "comes with a later version" in ran.err
