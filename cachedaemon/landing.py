@@ -42,7 +42,6 @@ class Landing:
 
         Raises `Cut` or `Changed` when its length is not as announced, `Corrupt` when a digest is not.
         """
-        self._flight.size, self._flight.growing = stream.size, stream.size is None
         if stream.size is None:
             async with aclosing(self._growing(stream, turn)) as needs:
                 async for need in needs:
@@ -58,6 +57,7 @@ class Landing:
     async def _begin(self, stream: Stream) -> None:
         self.staged = await self._stage()
         await self._store.expect(self.staged, stream.size, stream.digests)
+        self._flight.size, self._flight.growing = stream.size, stream.size is None
 
     async def _growing(self, stream: Stream, turn: Turn) -> AsyncGenerator[Need, None]:
         """An object of a size that its origin does not say, as it comes."""
