@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -127,13 +129,14 @@ class File:
     def pour(self, pipe: int, start: int, stop: int) -> None:
         """The bytes from `start` up to `stop` into a pipe, or as far as the file goes."""
         at = start
-        while at < stop and (count := self._some(pipe, at, min(stop - at, _AT_ONCE))):
-            at += count
+        with Lock() as lock:
+            while at < stop and (count := self._some(lock, pipe, at, min(stop - at, _AT_ONCE))):
+                at += count
 
-    def _some(self, pipe: int, at: int, most: int) -> int:
+    def _some(self, lock: Lock, pipe: int, at: int, most: int) -> int:
         """The next bytes, and how many; the page cache's own pages where the file system can (splice(2))."""
         try:
-            return os.splice(self._descriptor, pipe, most, offset_src=at)
+            return lock.carry(self._descriptor, pipe, at, most)
         except OSError as cause:
             if cause.errno != errno.EINVAL:
                 raise
@@ -148,6 +151,35 @@ class File:
     ) -> None:
         """Closed, which may hang like everything else."""
         os.close(self._descriptor)
+
+
+class Lock:
+    """A pipe between a file and another pipe, as a lock lies in a canal; nothing is copied on the way.
+
+    The kernel keeps a pipe locked while splice(2) reads a file into it. So whoever reads that pipe, or only closes it, hangs
+    with the file, beyond every signal: the pipe that the daemon has must never be the one that a file is read into.
+    """
+
+    def __enter__(self) -> Self:
+        """Empty."""
+        self._out, self._into = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(PermissionError):  # a user with many pipes keeps the usual size, and takes more turns
+            fcntl.fcntl(self._into, fcntl.F_SETPIPE_SZ, _AT_ONCE)
+        return self
+
+    def carry(self, file: int, pipe: int, at: int, most: int) -> int:
+        """Some bytes of the file from `at` on, and how many; EINVAL where the file system cannot."""
+        count = left = os.splice(file, self._into, most, offset_src=at)
+        while left:
+            left -= os.splice(self._out, pipe, left)
+        return count
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closed, with what may be left in it."""
+        os.close(self._out)
+        os.close(self._into)
 
 
 def _written(pipe: int, piece: memoryview) -> int:

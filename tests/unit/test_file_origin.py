@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cachedaemon.conformance import opened, read
+from cachedaemon.conformance import opened, read, read_part, stream_of
+from cachedaemon.conformance.reading import read_all
 from cachedaemon.errors import CacheDaemonError, Changed, Missing, OriginRefused, OriginUnavailable, Overloaded
 from cachedaemon.origins import Origin
 from tests.fakes import content
@@ -172,6 +173,42 @@ async def test_a_file_written_while_it_is_read_has_changed(folder: Path, grow: b
     async with opened(f"file://{folder}/", NOW) as origin:
         with pytest.raises(Changed):
             await read(origin, "k.bin", write)
+
+
+async def test_a_part_is_of_the_file_that_was_opened(folder: Path) -> None:
+    """C-04: not of one that took its name, with as many bytes and the same time; once the first is back, it is."""
+    path = folder / "k.bin"
+    content.write(path, "k", 5 << 20)
+    async with opened(f"file://{folder}/", NOW) as origin, stream_of(origin, "k.bin") as stream:
+        when = path.stat().st_mtime_ns
+        path.rename(folder / "first")
+        with pytest.raises(Missing):
+            await read_part(stream, 10, 20)
+        content.write(path, "k", 5 << 20, seed=2)
+        os.utime(path, ns=(when, when))
+        with pytest.raises(Changed):
+            await read_part(stream, 10, 20)
+        (folder / "first").rename(path)
+        assert await read_part(stream, 10, 20) == content.data("k", 20)[10:]
+
+
+async def test_a_size_that_means_nothing_is_not_believed() -> None:
+    """A file that shows no bytes and has some, as those of /proc do, or one on a network mount with a stale state."""
+    async with opened("file:///proc/self/", NOW) as origin:
+        with pytest.raises(Changed, match="more than the 0 bytes"):
+            await read(origin, "status")
+
+
+async def test_resumed_by_parts_while_the_first_read_hangs(mount: FuseFs) -> None:
+    """With room for one transfer: what hangs holds a thread, and the part that goes on has another."""
+    async with opened(f"file://{mount.path}/", {**NOW, "concurrency": 1}, stall_timeout="500ms") as origin:
+        await read_at_last(origin, "k.bin")
+        async with stream_of(origin, "k.bin") as stream:
+            mount.turn(hang=True, ops=["read"])
+            with pytest.raises(Overloaded):
+                await read_all(stream)
+            mount.turn()
+            assert await read_part(stream, 1 << 20, 3 << 20) == content.data("k", 3 << 20)[1 << 20 :]
 
 
 @pytest.mark.parametrize(

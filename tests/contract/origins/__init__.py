@@ -1,1 +1,1 @@
-"""One suite that every origin passes. A later origin adds its `Place` to `places.PLACES`, and nothing else."""
+"""Places of the origins that the suite (`cachedaemon.conformance`) runs on here. A later origin adds its own to `places.PLACES`."""
