@@ -8,7 +8,7 @@ from contextlib import aclosing
 from cachedaemon.entries import Flight
 from cachedaemon.errors import Corrupt
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import BLOCK, Need, blocks
+from cachedaemon.model import BLOCK, Need, blocks, extent_tree
 from cachedaemon.origins import Stream
 from cachedaemon.store import Staged, Store
 from cachedaemon.streams import Sink, Streams
@@ -77,5 +77,5 @@ class Landing:
     def _more(self, least: int) -> int:
         step = min(STEP_MOST, max(STEP_LEAST, self.staged.size // 4))
         target = least + step
-        most = self._most // BLOCK * BLOCK - BLOCK  # so much fits, rounded up to blocks and with an extent tree
+        most = self._most // BLOCK * BLOCK - extent_tree(self._most)  # so much fits, rounded up to blocks
         return max(least, min(target, most)) if self._most else target

@@ -108,8 +108,14 @@ def unheeded(_: int) -> None:
 
 
 def blocks(size: int) -> int:
-    """Bytes that a file of `size` bytes takes on the disk, in whole blocks.
+    """Bytes that a file of `size` bytes takes on the disk, in whole blocks, with those of its extent tree."""
+    return -(-size // BLOCK) * BLOCK + extent_tree(size)
 
-    Beyond four extents ext4 and xfs add a block of their own for the extent tree; a file of 64 MiB can get there.
+
+def extent_tree(size: int) -> int:
+    """Bytes of the blocks in which ext4 and xfs list the extents of a file, when there are more than four.
+
+    A file of 64 MiB can get there, and one that is written in several places at once from 32 MiB on. A block lists 340
+    extents, and they have seldom less than a MiB.
     """
-    return -(-size // BLOCK) * BLOCK + (BLOCK if size > 64 << 20 else 0)
+    return BLOCK * (1 + size // (256 << 20)) if size >= 32 << 20 else 0
