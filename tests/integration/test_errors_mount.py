@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import ctypes
+import errno
 import os
 import socket
 import tempfile
@@ -89,6 +91,32 @@ def test_a_hundred_requests_that_hang_disturb_nothing_else(mount: FuseFs) -> Non
         for key, one in zip(keys, asked, strict=True):
             assert content.matches(Path(one.result().body["path"]), key, 10_000)
         assert len(daemon.children()) == 1
+
+
+@pytest.mark.parametrize("signal", ["stop", "kill9"])
+def test_a_mount_that_hangs_in_the_middle_of_files_stops_nothing_else(mount: FuseFs, signal: str) -> None:
+    """Bytes that came lie in the pipes to the daemon: it must read and close these whatever the mount does.
+
+    The kernel keeps a pipe locked while a file is spliced into it, against SIGKILL too.
+    """
+    with Daemon({"m": source(mount)}, fetch=LIMITS) as daemon:
+        daemon.path("m", "0.bin")
+        mount.turn(delay=0.01, ops=["read"])
+        with asking(daemon, ["1.bin", "2.bin", "3.bin", "4.bin"]):
+            until(lambda: daemon.metric("origin_bytes_total", source="m") > 2 * SIZE, 20, "bytes")
+            mount.turn(hang=True, ops=["read"])
+            for _ in range(10):
+                assert daemon.api("GET", "/healthz", timeout=10).status == 200
+                assert daemon.acquire("m", "0.bin").body["result"] == "hit"
+            assert daemon.status()["waiters"] == 4
+        until(lambda: not daemon.status()["fetches"], 20, "the end of flights whose askers left")
+        began = time.monotonic()
+        getattr(daemon, signal)()
+        assert time.monotonic() - began < 10
+        mount.turn()
+        until(lambda: not daemon.children(), 20, "the end of the reading process")
+        daemon.start()
+        assert content.matches(daemon.path("m", "1.bin"), "1.bin", SIZE)
 
 
 def test_requests_that_were_given_up_while_the_mount_hung_leave_nothing(mount: FuseFs) -> None:
@@ -227,6 +255,46 @@ def test_an_outage_under_load_fails_nobody_who_waits(mount: FuseFs) -> None:
         mount.turn()
         assert [one.result().status for one in asked] == [200] * 10
         assert daemon.metric("evictions_total") == 0
+
+
+def test_a_burst_of_new_files_is_all_seen(folder: Path) -> None:
+    """C-17, as far as it is of sources today: 20,000 files that appear at once, and a listing has every one.
+
+    Nothing watches a source yet: a key is looked up when it is asked for.
+    """
+    (folder / "first.bin").write_bytes(b"x")
+    with Daemon({"m": {"url": f"file://{folder}/", "settle": 0}}, max_shards=0, max_bytes="1MB") as daemon:
+        daemon.path("m", "first.bin")
+        for number in range(20_000):
+            os.close(os.open(folder / f"{number}.bin", os.O_CREAT | os.O_WRONLY))
+        answer = daemon.api("POST", "/v1/prefetch", {"source": "m"})
+        assert answer.status == 202
+        job = f"/v1/jobs/{answer.body['job']}"
+        until(lambda: daemon.api("GET", job).body["total"] == 20_001, 20, "the listing")
+        assert daemon.acquire("m", "19999.bin").status == 200
+
+
+@contextlib.contextmanager
+def no_inotify_left() -> Iterator[None]:
+    """This user has used up its instances (inotify(7), max_user_instances)."""
+    begin, held = ctypes.CDLL(None, use_errno=True).inotify_init1, list[int]()
+    try:
+        while (made := begin(os.O_CLOEXEC)) >= 0:
+            held.append(made)
+        assert ctypes.get_errno() == errno.EMFILE
+        yield
+    finally:
+        for each in held:
+            os.close(each)
+
+
+def test_a_daemon_starts_without_inotify(folder: Path) -> None:
+    """C-17: with all watches used up by others, it starts, and finds what is new."""
+    content.write(folder / "a.bin", "a", 1000)
+    with no_inotify_left(), Daemon({"m": {"url": f"file://{folder}/", "settle": 0}}) as daemon:
+        assert daemon.acquire("m", "a.bin").status == 200
+        content.write(folder / "b.bin", "b", 1000)
+        assert daemon.acquire("m", "b.bin").status == 200
 
 
 def test_a_file_that_is_being_written_arrives_whole(folder: Path) -> None:
