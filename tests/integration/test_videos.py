@@ -28,7 +28,6 @@ def site() -> Iterator[Origin]:
         pages = {
             "a": "/files/a.mp4",
             "inner": "http://169.254.169.254/latest/a.mp4",
-            "near": "http://127.0.0.1:9/a.mp4",
         }
         for key, file in pages.items():
             origin.put(f"watch/{key}", data=PAGE.format(file).encode(), extra={"Content-Type": "text/html"})
