@@ -16,6 +16,11 @@ from tests.conftest import PROJECT
 from tests.contract.origins.places import certificates
 
 PAGES = PROJECT / "docs/origins"
+CREDENTIALS = {
+    "minio.json": '{"access_key_id": "id", "secret_access_key": "key"}',
+    "service-account.json": '{"access_token": "token"}',
+}
+"""What is looked at when the configuration is read."""
 
 
 def blocks() -> Iterator[pytest.ParameterSet]:
@@ -41,7 +46,7 @@ def content_of(path: Path) -> str:
     if path.suffix in (".crt", ".pem"):
         authority, _ = certificates(path.parent)
         return authority.read_text()
-    return "{}" if path.suffix == ".json" else "text"
+    return CREDENTIALS.get(path.name) or ("{}" if path.suffix == ".json" else "text")
 
 
 def settings_of(block: str, folder: Path) -> Settings:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from cachedaemon.conformance import opened, read
 from cachedaemon.errors import CacheDaemonError, Cut, OriginRefused, OriginUnavailable
-from tests.contract.origins.reading import opened, read
 
 pytestmark = pytest.mark.asyncio
 

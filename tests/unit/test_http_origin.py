@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from cachedaemon.conformance import opened, read
 from cachedaemon.errors import CacheDaemonError, Cut, Missing, OriginRefused, OriginUnavailable, Overloaded
 from cachedaemon.origins.http import HttpOrigin
 from cachedaemon.origins.refusals import BELIEVABLE, LONGEST_WAIT, retry_after
 from tests.contract.origins.places import certificates
-from tests.contract.origins.reading import opened, read
 from tests.fakes import content
 from tests.fakes.origin import Origin, Status
 
