@@ -19,6 +19,7 @@ from cachedaemon_client.errors import (
 )
 from cachedaemon_client.job import Job
 from cachedaemon_client.plan import Plan
+from cachedaemon_client.sampler import ShardSampler, sample_order, stream, worker_slice
 from cachedaemon_client.shard import Shard
 
 __all__ = [
@@ -37,7 +38,11 @@ __all__ = [
     "Shard",
     "ShardCache",
     "ShardMissing",
+    "ShardSampler",
     "SourceUnknown",
     "TooLarge",
     "WaitExpired",
+    "sample_order",
+    "stream",
+    "worker_slice",
 ]

@@ -27,12 +27,13 @@ def joined(states: Iterable[State]) -> dict[str, Any]:
     first = listed[0]
     for name in ("run", "epoch", "before", "world_size", "local_world_size"):
         _refuse_differing(name, listed)
-    ranks = sorted(state["rank"] for state in listed if state["rank"] is not None)
-    if ranks != list(range(first["world_size"])):
+    by_rank = {state["rank"]: state["done"] for state in listed}
+    if len(by_rank) < len(listed) or set(by_rank) != set(range(first["world_size"])):
+        ranks = ", ".join(str(state["rank"]) for state in listed)
         raise ValueError(
-            f"states of the ranks {ranks}: to join them takes one of each rank below {first['world_size']}"
+            f"states of the ranks {ranks}: joined are one of each rank from 0 to {first['world_size'] - 1}"
         )
-    done = [state["done"] for state in sorted(listed, key=lambda state: int(state["rank"]))]
+    done = [by_rank[rank] for rank in range(first["world_size"])]
     if first["run"]["shared"]:
         done = _of_nodes(done, first["local_world_size"])
     deal = {"world_size": first["world_size"], "local_world_size": first["local_world_size"], "done": done}
