@@ -239,7 +239,7 @@ async def test_two_hundred_waiters_of_a_throttling_origin_are_all_served() -> No
                 assert not 0.05 < asked[-1] - refused < 0.195, "but for who was sent just before the refusal"
                 await asyncio.sleep(0.002)
                 running -= 1
-                if len(asked) <= 20:
+                if len(asked) <= 12:
                     refused = loop.time()
                     raise Overloaded("slow down", retry_after=0.2)
                 served.append(one.order)
