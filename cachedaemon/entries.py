@@ -70,7 +70,10 @@ class Flight:
     failed: float = 0
     """Failures in a row; what `fetch.LATER` says counts for less."""
     in_parts: bool = True
-    """False once the origin sent something else when it was asked for a part."""
+    """False once the origin sent something else when it was asked for a part, be it of what seems another version.
+
+    Servers of a farm may each have a tag of their own for the same bytes: asked for parts, they would never agree.
+    """
     line: Line | None = None
     """Where it stands, if it waits in one."""
 

@@ -280,6 +280,9 @@ class Streams:
             self._flight.in_parts = False
             if self._proved:
                 raise
+        except Changed:
+            self._flight.in_parts = False
+            raise
 
     @contextmanager
     def _holding(self, claim: Claim) -> Iterator[Claim]:
@@ -315,7 +318,7 @@ class Streams:
         try:
             async with self._stream.part(claim.at, stop) as pieces:
                 await self._read(pieces, claim, stop, turn)
-        except NoParts:
+        except (Changed, NoParts):
             self._flight.in_parts = False
             raise
         turn.went_well()
