@@ -144,12 +144,12 @@ class Upkeep:
         entries = list(self._cache.ledger.entries())
         known = [self._known(entry) for entry in entries]
         lost = set(await self._store.changed(known))
-        for entry in entries:
-            if entry.ref in lost:
+        for entry, seen in zip(entries, known, strict=True):
+            if entry.ref not in lost:
+                entry.checked = True
+            elif self._cache.ledger.has(entry) and self._known(entry).path == seen.path:  # else it went, or was proved
                 log.warning("%s was changed or removed by somebody else", entry.ref)
                 await self._lose(entry)
-            else:
-                entry.checked = True
 
     async def _lose(self, entry: Entry) -> None:
         with contextlib.suppress(NoSpace):  # the disk refuses: that is told, and the next look tries again

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+from cachedaemon.cache import CHECK
 from cachedaemon.errors import NoSpace
 from cachedaemon.model import Ref
+from cachedaemon.store.scan import Known
 from tests.fakes import content
 from tests.unit.test_cache_cancel import SIZE, acquire, running, settle
 
@@ -76,4 +79,35 @@ async def test_a_damaged_shard_that_the_disk_keeps_is_counted_and_not_served(fol
         os.unlink(trash)
         place = (await acquire(daemon.cache, "0.bin")).path
         assert await asyncio.to_thread(content.matches, Path(place), "0.bin", SIZE)
+        await settle(daemon.cache, folder)
+
+
+@LOOP
+@pytest.mark.parametrize("suspect", [False, True], ids=["evicted", "proved"])
+async def test_what_goes_or_is_proved_during_a_look_is_not_taken_for_damaged(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, suspect: bool
+) -> None:
+    """The look has noted where it lay, and does not find it there any more."""
+    async with running(folder, "opaque") as daemon:
+        place = (await acquire(daemon.cache, "0.bin")).path
+        await settle(daemon.cache, folder)
+        entry, usual = daemon.cache.ledger.get(REF), daemon.store.changed
+        assert entry is not None
+        if suspect:
+            aside = daemon.store.layout.suspect("s", entry.name)
+            os.makedirs(os.path.dirname(aside), exist_ok=True)
+            os.rename(place, aside)
+            entry.suspect = True
+
+        async def changed(known: Collection[Known]) -> list[Ref]:
+            if suspect:
+                await daemon.cache.bring("s", "0.bin", CHECK)
+            else:
+                await daemon.cache.eviction.evict(REF)
+            return list(await usual(known))
+
+        monkeypatch.setattr(daemon.store, "changed", changed)
+        await daemon.upkeep.look()
+        assert daemon.cache.ledger.get(REF) is (entry if suspect else None)
+        assert "by somebody else" not in caplog.text
         await settle(daemon.cache, folder)
