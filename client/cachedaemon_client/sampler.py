@@ -122,7 +122,7 @@ class ShardSampler:
         """This rank's keys from where this run began in the epoch."""
         if self._left is None:
             keys = self._part.keys
-            self._left = [keys[place] for place in left_of(list(range(len(keys))), self._done)]
+            self._left = [keys[place] for place in left_of(range(len(keys)), self._done)]
         return self._left
 
     def __iter__(self) -> Iterator[str]:

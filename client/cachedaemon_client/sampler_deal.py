@@ -36,12 +36,12 @@ class Layout:
         return self.nodes * self.readers
 
 
-def left_of(items: list[int], done: Done) -> list[int]:
-    """What of a part is still to be read, in order."""
+def left_of(places: Sequence[int], done: Done) -> Sequence[int]:
+    """Which places of a part are still to be read, in order."""
     for run in done:
         workers = len(run)
-        items = [item for place, item in enumerate(items) if place // workers >= run[place % workers]]
-    return items
+        places = [place for turn, place in enumerate(places) if turn // workers >= run[turn % workers]]
+    return places
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Epoch:
         read: set[int] = set()
         for number, one in enumerate(done):
             part = self.arranged(deal, number)
-            read.update(set(part).difference(left_of(part, one)))
+            left = set(left_of(range(len(part)), one))  # by place: what is read and comes once more has been read
+            read.update(item for place, item in enumerate(part) if place not in left)
         self._rest = [item for item in self._rest if item not in read]
 
     def arranged(self, deal: Deal, number: int) -> list[int]:

@@ -126,6 +126,8 @@ def _checked(keys: Iterable[str]) -> list[str]:
     for key in listed:
         if not isinstance(key, str):
             raise TypeError(f"keys: {key!r} is no str")
+        if not key:
+            raise ValueError("keys: the empty key names no shard")
     if len(set(listed)) < len(listed):
         twice, times = Counter(listed).most_common(1)[0]
         raise ValueError(
