@@ -9,7 +9,7 @@ from cachedaemon.config.extras import YOUTUBE, is_fsspec
 from cachedaemon.config.load import STANDARD_FILE, load
 from cachedaemon.config.plugins import origin_class
 from cachedaemon.config.reload import changes
-from cachedaemon.config.secret import Secret
+from cachedaemon.config.secret import Secret, json_of
 from cachedaemon.config.settings import Cache, Fetch, Log, Server, Settings, Source, UnpackLimits
 from cachedaemon.config.urls import folder_of, public_url, scheme_of, schemes
 from cachedaemon.config.values import Address, Share
@@ -39,6 +39,7 @@ __all__ = [
     "credentials_of",
     "folder_of",
     "is_fsspec",
+    "json_of",
     "load",
     "name_fault",
     "origin_class",

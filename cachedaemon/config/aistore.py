@@ -6,14 +6,13 @@ stores behind it, and those of other clusters. Both stand in the URL's query, by
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from cachedaemon.config.secret import Secret
+from cachedaemon.config.secret import Secret, json_of
 from cachedaemon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def ais_token(secret: Secret) -> str:
     """The token: alone, or in the JSON that `ais auth login` writes. Reads the disk; ConfigError when there is none."""
     text = secret.document()
     try:
-        token = json.loads(text)["token"] if text.startswith("{") else text
+        token = json_of(text)["token"] if text.startswith("{") else text
     except (ValueError, KeyError):
         token = None
     if not isinstance(token, str) or not re.fullmatch("[!-~]+", token):

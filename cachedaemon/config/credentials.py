@@ -12,14 +12,14 @@ import base64
 import binascii
 import configparser
 import hashlib
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from cachedaemon.config.secret import Secret
+from cachedaemon.config.secret import Secret, json_of
 
 Options = dict[str, str]
 
@@ -31,6 +31,10 @@ GS_FORMS = (
     "the JSON of a service account; as file:PATH also that of `gcloud auth application-default login`; or JSON with "
     "access_token, and if need be expiration"
 )
+_VALUE = re.compile("[ -~]+")
+"""What goes into a request's head; the client library does not bear anything else."""
+_WHOLE = ("service_account_key", "application_credentials")
+"""A document and a path, which the client library reads by itself."""
 AZ_FORMS = "a connection string, a shared access signature (sv=...&sig=...), or an account's key in base64"
 
 
@@ -60,6 +64,8 @@ def credentials_of(scheme: str, secret: Secret) -> Credentials:
 def parse(scheme: str, text: str, path: str | None) -> Credentials:
     """What `text` says for a store of this scheme; `path`: the file that it was read from, if any."""
     found = {"s3": _s3, "gs": _gs, "az": _az}[scheme](text.strip(), path)
+    if not all(_VALUE.fullmatch(value) for name, value in found.options.items() if name not in _WHOLE):
+        raise _refusal("printable ASCII in each of their values")
     return replace(found, digest=hashlib.sha256(text.encode()).digest())
 
 
@@ -155,7 +161,7 @@ def _key(text: str) -> str:
 def _object(text: str) -> dict[str, Any] | None:
     """A JSON object; that of `aws sts` has its fields one step further in."""
     try:
-        said = json.loads(text)
+        said = json_of(text)
     except ValueError:
         return None
     if isinstance(said, dict) and isinstance(said.get("Credentials"), dict):

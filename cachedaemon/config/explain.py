@@ -43,7 +43,7 @@ def _what(detail: ErrorDetails, keys: Keys) -> str:
     if kind == "missing":
         return "is required"
     if kind == "value_error":
-        cause = str(detail["ctx"]["error"])
+        cause = _line(str(detail["ctx"]["error"]))
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         cause = "allowed is a table"
     else:
@@ -57,7 +57,8 @@ def shown(keys: Keys, value: object) -> str:
     """The value as a message may show it, on one line."""
     if any(key in _SECRETS for key in keys[2:3]):
         return "its value"
-    if keys[0] == "sources" and keys[-1] in _URLS and len(keys) == 3:
+    is_url = keys[0] == "sources" and keys[-1] in _URLS and len(keys) == 3
+    if is_url or (isinstance(value, str) and "://" in value):  # what was pasted into a wrong place may be signed too
         text = redacted(value)
     elif isinstance(value, dict | list) or (keys[0] == "sources" and len(keys) < 3):
         return f"a {type(value).__name__}"  # it may hold secrets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from cachedaemon.config.secret import json_of
 from cachedaemon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _of_fsspec(path: str, protocol: str, source: Source) -> Iterator[str]:
 
 def _options(path: str, source: Source) -> Iterator[str]:
     try:
-        good = isinstance(json.loads(source.credentials.document() if source.credentials else "{}"), dict)
+        good = isinstance(json_of(source.credentials.document() if source.credentials else "{}"), dict)
     except (ValueError, ConfigError):
         good = False
     if not good:

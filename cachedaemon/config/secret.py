@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cachedaemon.errors import ConfigError
 
@@ -83,6 +85,15 @@ class Secret:
                 msg = f"the file {path} cannot be read ({error.strerror})"
                 raise ConfigError(msg) from None
         return last.value
+
+
+def json_of(text: str) -> Any:
+    """What a secret in JSON says; ValueError, which shows nothing of it, for what is none or nests without end."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        msg = "no JSON"
+        raise ValueError(msg) from None
 
 
 def _read(path: Path) -> str:

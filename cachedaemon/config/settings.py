@@ -45,6 +45,7 @@ Mode = Annotated[int, PlainValidator(values.mode)]
 Group = Annotated[int | None, PlainValidator(values.optional(values.group))]
 Listener = Annotated[Address | None, PlainValidator(values.address)]
 Text = Annotated[str | None, PlainValidator(values.optional(values.text))]
+Region = Annotated[str | None, PlainValidator(values.optional(values.region))]
 Key = Annotated[str | None, PlainValidator(values.optional(values.key))]
 Authorities = Annotated[Path | None, PlainValidator(values.optional(values.authorities))]
 ReadableFile = Annotated[Path | None, PlainValidator(values.optional(values.readable))]
@@ -221,12 +222,13 @@ class Source(_Section):
     endpoint: HttpUrl = _setting(
         None, "object stores: URL of the service; AIStore: of a gateway, else `$AIS_ENDPOINT`", shown=False
     )
-    region: Text = _setting(None, "object stores: region")
+    region: Region = _setting(None, "object stores: region")
     anonymous: Annotated[bool | None, PlainValidator(values.optional(values.flag))] = _setting(
         None, "object stores: do not sign requests"
     )
     credentials: Annotated[Secret | None, PlainValidator(_maybe_document), _hidden] = _setting(
-        None, "object stores: credentials, best as `file:PATH` or `env:NAME`; AIStore: the token; fsspec: storage options"
+        None,
+        "object stores: credentials, best as `file:PATH` or `env:NAME`; AIStore: the token; fsspec: storage options",
     )
     etl: Text = _setting(None, "AIStore: name of the transformation")
 

@@ -150,6 +150,16 @@ def text(value: object) -> str:
     return value
 
 
+def region(value: object) -> str:
+    """The name of a region, which becomes part of a host's name."""
+    if not isinstance(value, str) or not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]{0,62}", value, re.ASCII):
+        msg = (
+            "allowed is the name of a region, such as eu-central-1: letters, digits, '-' and '_', at most 63 characters"
+        )
+        raise ValueError(msg)
+    return value
+
+
 def key(value: object) -> str:
     """The key of an object in a source."""
     found = text(value)

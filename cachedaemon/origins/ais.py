@@ -150,7 +150,7 @@ class AisOrigin:
                 return page_of(await response.json(content_type=None))
             except (aiohttp.ClientError, TimeoutError, OSError) as cause:
                 raise no_answer(what, cause) from cause
-            except (ValueError, KeyError, TypeError, AttributeError) as cause:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
                 raise OriginUnavailable(f"{what}: what the cluster sends is no page of a listing") from cause
 
     def _bucket(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cachedaemon import errors
-from cachedaemon.config import Fetch, Source
+from cachedaemon.config import Fetch, Source, json_of
 from cachedaemon.errors import (
     CacheDaemonError,
     Changed,
@@ -130,7 +129,7 @@ def _said(cause: OSError) -> str:
 def options_of(ref: Ref | str, secret: str | None) -> dict[str, object]:
     """Storage options, from credentials that are a JSON object."""
     try:
-        options = json.loads(secret or "{}")
+        options = json_of(secret or "{}")
     except ValueError:
         options = None
     if not isinstance(options, dict):

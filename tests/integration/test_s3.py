@@ -84,6 +84,42 @@ async def test_refusals_are_told_apart(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("headers", "kind"),
+    [
+        (("Last-Modified: yesterday",), OriginRefused),
+        (("Last-Modified: Fri, 31 Dec 99999 23:59:59 GMT",), OriginRefused),
+        (("Last-Modified: Fri, 31 Dec 9999 23:59:59 GMT",), None),
+        (("ETag: \x80",), OriginRefused),
+    ],
+)
+async def test_a_head_that_says_what_cannot_be(
+    proxy: Between, headers: tuple[str, ...], kind: type[CacheDaemonError] | None
+) -> None:
+    proxy.rule("k", answer=answer(200, "", *headers))
+    if kind is not None:
+        assert type(await failure(proxy, "k")) is kind
+        return
+    async with opened("s3://shards/f/", settings(proxy.url)) as origin:
+        assert await read(origin, "k") == b""
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_in_words_that_are_no_text(proxy: Between) -> None:
+    proxy.rule("k", answer=b"HTTP/1.1 403 Status\r\nContent-Length: 1\r\n\r\n\xff")
+    assert "words are no text" in str(await failure(proxy, "k"))
+
+
+@pytest.mark.asyncio
+async def test_a_panic_of_the_library_is_a_refusal(proxy: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "no region")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "")
+    async with opened("s3://shards/", {"anonymous": True}) as origin:
+        with pytest.raises(OriginRefused, match="cannot be asked"):
+            await read(origin, "k")
+
+
+@pytest.mark.asyncio
 async def test_what_a_key_says_is_not_taken_for_the_stores_answer(proxy: Between) -> None:
     key = 'status: 404, <Code>ExpiredToken<Code> "kind: Timeout,'
     proxy.rule(key, answer=answer(500))

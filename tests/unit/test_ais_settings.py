@@ -72,7 +72,7 @@ def test_a_token_is_looked_at_when_the_daemon_starts(folder: Path) -> None:
     for text in ('{"token": "t0ken"}', '{\n  "token": "t0ken"\n}\n', "t0ken\n"):
         file.write_text(text)
         assert loaded(given, flags={"sources.s.url": "ais://b/"}).sources["s"].credentials is not None
-    for text in ("{}", '{"token": 5}', "hunter2 hunter2", '{"token": "hunter2\\n"}'):
+    for text in ("{}", '{"token": 5}', "hunter2 hunter2", '{"token": "hunter2\\n"}', '{"hunter2":' * 5000):
         file.write_text(text)
         said = refusal(given, flags={"sources.s.url": "ais://b/"})
         assert said.startswith("sources.s.credentials: no token"), text

@@ -190,6 +190,11 @@ def test_name_with_a_newline_stays_on_its_line() -> None:
     assert "\n" not in refusal(environ={"CACHEDAEMON_CACHE__A\nB": "5"})
 
 
+def test_cause_with_a_newline_stays_on_its_line() -> None:
+    said = refusal(flags={"sources.s.url": "s3://b/"}, environ={"CACHEDAEMON_SOURCES__S__CREDENTIALS": "env:A\nB"})
+    assert said.splitlines() == [said]
+
+
 def test_value_of_an_unknown_key_is_not_shown() -> None:
     assert "s3cr3t" not in refusal('[sources.s]\nheader = { Authorization = "s3cr3t" }\npassword = "s3cr3t"')
 
@@ -232,7 +237,7 @@ REFUSED: dict[str, list[object]] = {
     "sources.s.proxy": ["ftp://x/", "x", 3],
     "sources.s.ca": ["/no/such/file"],
     "sources.s.urls": ["/no/such/file"],
-    "sources.s.region": [3, "a\nb"],
+    "sources.s.region": [3, "a\nb", "é", " ", "-eu", "a" * 64, "env:REGION", "https://h/"],
 }
 
 
@@ -468,6 +473,8 @@ SECRETS = ["hunter2", "tok3n", "us3r"]
 )
 def test_no_secret_of_a_url_is_in_a_message(url: str) -> None:
     said = refusal(flags={"sources.s.url": url}) + refusal(flags={"sources.s.proxy": "x" + url})
+    if "://" in url:  # it was pasted into a wrong place
+        said += refusal(flags={"sources.s.urls": url}) + refusal(flags={"sources.s.archives": url})
     assert not [secret for secret in SECRETS if secret in said]
 
 

@@ -98,6 +98,16 @@ def test_forms_of_az(text: str, options: dict[str, str]) -> None:
         ("az", "AccountName=hunter2"),
         ("az", "AccountName=a;AccountKey=hunter2!"),
         ("az", f"BlobEndpoint=https://h/;SharedAccessSignature={SIGNATURE}"),
+        # what the client library does not bear in a request's head
+        ("s3", json.dumps(PAIR | {"access_key_id": "A\nhunter2: B"})),
+        ("s3", json.dumps(PAIR | {"session_token": "\0hunter2"})),
+        ("s3", json.dumps(PAIR | {"session_token": "\ud800hunter2"})),
+        ("s3", "[default]\naws_access_key_id=A\n  B\naws_secret_access_key=hunter2"),
+        ("gs", json.dumps({"access_token": "hunter2\n"})),
+        ("az", f"AccountName=a\nb;AccountKey={KEY}"),
+        # what nests without end
+        ("s3", '{"hunter2":' * 10_000),
+        ("gs", "[" * 60_000),
     ],
 )
 def test_what_is_no_credential_is_refused_without_being_shown(scheme: str, text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from obstore.exceptions import BaseError, GenericError, PreconditionError
+from obstore.exceptions import GenericError, PreconditionError
 
 from cachedaemon.errors import (
     CacheDaemonError,
@@ -21,8 +21,9 @@ from cachedaemon.errors import (
 )
 from cachedaemon.model import Ref
 
-FOREIGN = (BaseError, OSError, ValueError)
-"""What the client library raises; `FileNotFoundError` for a 404."""
+FOREIGN = Exception
+"""What the client library raises: classes of its own, `FileNotFoundError` for a 404, `ValueError` for a time that no calendar
+has, and where it panics a class that cannot be imported."""
 
 _DUMP = "\nDebug source:\n"
 _STATUS = re.compile(r"^\s*status: (\d{3}),$", re.MULTILINE)
@@ -139,6 +140,8 @@ def words(said: str) -> str:
     kind, system = _first(_KIND, said), _first(_SYSTEM, said)
     if kind == "Timeout":
         return "the store does not answer in time"
+    if "FromUtf8Error" in said:
+        return "the store answered with a failure whose words are no text"
     if "dns error" in said:
         return "the name of the store's host cannot be resolved"
     if kind == "Connect":

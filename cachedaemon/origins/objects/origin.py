@@ -99,7 +99,7 @@ class ObjectOrigin:
 
     async def _get(self, ref: Ref, way: Way, options: dict[str, Any]) -> GetResult:
         answer = obstore.get_async(way.store, self._url.name(ref.key), options=cast("GetOptions", options))
-        return await self._counted(ref, answer, "206" if "range" in options else "200")
+        return await self._counted(ref, _with_head(answer), "206" if "range" in options else "200")
 
     async def _list(self, ref: Ref, way: Way) -> list[str]:
         """Below the last slash of the prefix, which is where the library can list; the rest of the prefix is looked at here."""
@@ -132,6 +132,13 @@ class ObjectOrigin:
         finally:
             self._metrics.origin_requests.labels(self._name, status).inc()
         return result
+
+
+async def _with_head(answer: Awaitable[GetResult]) -> GetResult:
+    """The answer, once what its head says of the object has been understood: the library looks at times only then."""
+    result = await answer
+    _ = result.meta
+    return result
 
 
 async def _next(them: AsyncIterator[T], end: T) -> T:
