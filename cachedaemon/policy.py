@@ -1,17 +1,20 @@
 """Which shard goes first. Pure: no clock, no disk, no await.
 
-LRU by last use, kept in a heap whose keys are lower bounds: a use only raises an entry's `used`, so the heap is
-corrected when an entry comes up, and a touch costs nothing here. Ties go in the order of adding.
+By the farthest next use over all running plans (MIN: Belady 1966), where there are any; what no plan wants any more goes
+before, by last use (LRU). A heap whose places may be out of date: one that comes up is looked at again. Whatever brings a
+shard's turn nearer - a next use that is later than before, or none any more - has to be told (`moved`); what puts it off, a
+use or a new plan, need not be.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 SLACK = 64
-"""Places of shards that have left which the heap keeps at the least."""
+"""Places that are out of date which the heap keeps at the least."""
 
 
 class Evictable(Protocol):
@@ -20,49 +23,78 @@ class Evictable(Protocol):
     used: float
     """Time of the last use, in seconds of the daemon's own clock; never goes back."""
     ticket: int
-    """Place among equals; negative while the shard is not in the order."""
+    """Its place in the heap; negative while the shard is not in the order."""
 
 
 T = TypeVar("T", bound=Evictable)
+Rank = tuple[float, float]
 
 
-class Recency(Generic[T]):
-    """Shards in the order of their last use. Not thread-safe: the ledger owns it."""
+def never(_: Evictable) -> float:
+    """The next use of everything, where plans do not count: it is all by last use."""
+    return math.inf
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, T]] = []
+
+class Order(Generic[T]):
+    """Shards in the order in which they go. Not thread-safe: the ledger owns it. `next_use` is a time, infinite for none."""
+
+    def __init__(self, next_use: Callable[[T], float] = never) -> None:
+        self._next_use = next_use
+        self._heap: list[tuple[Rank, int, T]] = []
         self._tickets = 0
         self._live = 0
 
+    def _rank(self, one: T) -> Rank:
+        return -self._next_use(one), one.used
+
     def add(self, one: T) -> None:
         """Take a shard into the order."""
-        self._tickets += 1
         self._live += 1
+        self._place(one)
+
+    def _place(self, one: T) -> None:
+        self._tickets += 1
         one.ticket = self._tickets
-        heapq.heappush(self._heap, (one.used, one.ticket, one))
+        heapq.heappush(self._heap, (self._rank(one), one.ticket, one))
         if len(self._heap) > 2 * self._live + SLACK:
             self._heap = [place for place in self._heap if place[2].ticket == place[1]]
             heapq.heapify(self._heap)
+
+    def moved(self, one: T) -> None:
+        """Its next use is another one than before."""
+        if one.ticket >= 0:
+            self._place(one)
+
+    def rebuild(self, next_use: Callable[[T], float] | None = None) -> None:
+        """All next uses may be others, or are told by somebody else from now on."""
+        self._next_use = next_use or self._next_use
+        self._heap = [(self._rank(one), ticket, one) for _, ticket, one in self._heap if one.ticket == ticket]
+        heapq.heapify(self._heap)
 
     def discard(self, one: T) -> None:
         """Take a shard out; its place in the heap is dropped when it comes up, or when most places are such."""
         self._live -= one.ticket >= 0
         one.ticket = -1
 
-    def oldest_first(self) -> Iterator[T]:
-        """All shards, the one that was not used for the longest time first. Shards may be discarded meanwhile."""
-        passed: list[tuple[float, int, T]] = []
+    def first_to_go(self) -> Iterator[T]:
+        """All shards, the one that goes first first. Shards may be discarded meanwhile."""
+        passed: list[tuple[Rank, int, T]] = []
         try:
             while self._heap:
-                used, ticket, one = heapq.heappop(self._heap)
+                rank, ticket, one = heapq.heappop(self._heap)
                 if one.ticket != ticket:
                     continue
-                if one.used > used:
-                    heapq.heappush(self._heap, (one.used, ticket, one))
+                if (now := self._rank(one)) > rank:
+                    heapq.heappush(self._heap, (now, ticket, one))
                     continue
-                passed.append((used, ticket, one))
+                passed.append((rank, ticket, one))
                 yield one
         finally:
             for place in passed:
                 if place[2].ticket == place[1]:
                     heapq.heappush(self._heap, place)
+
+
+def farthest(shards: Iterable[T], next_use: Callable[[T], float]) -> list[T]:
+    """The same order, of a few: for those who have no heap."""
+    return sorted(shards, key=lambda one: (-next_use(one), one.used))

@@ -1,0 +1,188 @@
+"""What to fetch ahead. Pure: no clock, no disk, no await; the same plans and shards give the same choice.
+
+MIN (Belady 1966) is played forward over the known plans. Each future miss has a victim there, and its fetch may begin as
+soon as no use of that victim lies before it. That alone looks hardly ahead, since the best victim is mostly the shard that
+was used last; so MIN is played for the cap less a transit window, and the next missing shards of each plan may be fetched
+into the window whatever their victim is, as long as few are under way or unread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cachedaemon.model import Ref
+from cachedaemon.plans import Plan
+
+STEPS = 20_000
+"""Uses that are looked ahead at the most."""
+AHEAD = 1.5
+"""Window, in shards that are used while one is fetched."""
+OF_CAP, OF_MISSES = 0.5, 0.05
+"""The window is at most these parts of the cap, and of the plan's misses that are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A shard to be fetched ahead."""
+
+    ref: Ref
+    due: float
+    """When it is used next."""
+    plan: Plan
+
+
+@dataclass(slots=True)
+class Scene:
+    """What there is to decide by. `here` are shards that are resident or on their way."""
+
+    here: Collection[Ref]
+    cap: int
+    """Shards that there is room for."""
+    fetch: float
+    """Seconds that a transfer takes."""
+    unread: dict[str, int] = field(default_factory=dict)
+    """By plan: shards that it had fetched, or has under way, and has not used yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Plans that follow the same order of one source: what one of them fetches, the others need not."""
+
+    plans: list[Plan]
+
+    def window(self, scene: Scene) -> int:
+        """The transit window, in shards: what the group uses while a shard is on its way, and half as much again."""
+        first = max(self.plans, key=lambda plan: plan.position)
+        course, source = first.course, first.source
+        here = sum(ref.source == source and course.next_use(ref.key) is not None for ref in scene.here)
+        most = min(int(OF_CAP * scene.cap), max(1, int(OF_MISSES * (course.wanted - here))))
+        gaps = [plan.gap for plan in self.plans if plan.gap]
+        return max(1, min(most, math.ceil(AHEAD * scene.fetch / (min(gaps) if gaps else 1.0))))
+
+    def unread(self, scene: Scene) -> int:
+        """Shards that are under way for it or wait for their use."""
+        return sum(scene.unread.get(plan.id, 0) for plan in self.plans)
+
+    def next_missing(self, scene: Scene, most: int) -> list[Wanted]:
+        """The next uses that would have to wait."""
+        found: dict[Ref, Wanted] = {}
+        for plan in self.plans:
+            for one in _next_missing(plan, scene, most):
+                if one.ref not in found or one.due < found[one.ref].due:
+                    found[one.ref] = one
+        return heapq.nsmallest(most, found.values(), key=lambda one: one.due)
+
+
+def _grouped(plans: Sequence[Plan]) -> list[_Group]:
+    groups: dict[tuple[str, int], list[Plan]] = {}
+    for plan in plans:
+        groups.setdefault((plan.source, plan.course.order), []).append(plan)
+    return [_Group(group) for group in groups.values()]
+
+
+def choose(plans: Sequence[Plan], scene: Scene, limit: int) -> list[Wanted]:
+    """What to fetch now, the soonest needed first, `limit` and the window at the most."""
+    windows = [(group, group.window(scene)) for group in _grouped(plans)]
+    transit = min(max(1, int(OF_CAP * scene.cap)), sum(size for _, size in windows))
+    chosen = {one.ref: one for one in _allowed(plans, scene, scene.cap - transit, limit + transit)}
+    for group, size in windows:
+        for one in group.next_missing(scene, max(0, size - group.unread(scene))):
+            chosen.setdefault(one.ref, one)
+    return sorted(chosen.values(), key=lambda one: one.due)[:limit]
+
+
+def _next_missing(plan: Plan, scene: Scene, most: int) -> Iterator[Wanted]:
+    seen: set[Ref] = set()
+    for index, key in plan.course.ahead():
+        if len(seen) >= most or index - plan.position >= STEPS:
+            return
+        ref = Ref(plan.source, key)
+        if ref not in scene.here and ref not in seen:
+            seen.add(ref)
+            yield Wanted(ref, plan.when(index), plan)
+
+
+def _allowed(plans: Sequence[Plan], scene: Scene, cap: int, most: int) -> list[Wanted]:
+    """Fetches that MIN lets begin now, of the first `most` misses."""
+    game = _Game(plans, scene.here, cap)
+    found: list[Wanted] = []
+    misses = 0
+    for _ in range(STEPS):
+        step = game.step()
+        if step is None or misses >= most:
+            break
+        wanted, is_miss, may_begin = step
+        misses += is_miss
+        if may_begin:
+            found.append(wanted)
+    return found
+
+
+class _Game:
+    """MIN, played from here over the merged order of all plans."""
+
+    def __init__(self, plans: Sequence[Plan], here: Collection[Ref], cap: int) -> None:
+        self._cap = cap
+        self._plans = plans
+        self._coming: list[tuple[float, int, int]] = []
+        """The next use of each plan: its time, which plan, its index."""
+        self._later: list[dict[str, int | None]] = [{} for _ in plans]
+        """Next uses as far as they differ from those of now, since the game is ahead of it."""
+        for number, plan in enumerate(plans):
+            self._push(number, plan.position)
+        self._content: dict[Ref, float] = {}
+        self._heap: list[tuple[float, Ref]] = []
+        self._untouched = set(here)
+        """Residents of now which were not used in the game."""
+        for ref in here:
+            due = self._content[ref] = self._next_use(ref)
+            self._heap.append((-due, ref))
+        heapq.heapify(self._heap)
+
+    def _push(self, number: int, index: int) -> None:
+        plan = self._plans[number]
+        if index < len(plan.course):
+            heapq.heappush(self._coming, (plan.when(index), number, index))
+
+    def _next_use(self, ref: Ref) -> float:
+        soonest = math.inf
+        for number, plan in enumerate(self._plans):
+            if plan.source == ref.source:
+                later = self._later[number]
+                index = later[ref.key] if ref.key in later else plan.course.next_use(ref.key)
+                if index is not None:
+                    soonest = min(soonest, plan.when(index))
+        return soonest
+
+    def _keep(self, ref: Ref) -> None:
+        due = self._content[ref] = self._next_use(ref)
+        heapq.heappush(self._heap, (-due, ref))
+
+    def step(self) -> tuple[Wanted, bool, bool] | None:
+        """The next use; whether it is a miss, and if so whether its fetch may begin now. None: that was all."""
+        if not self._coming:
+            return None
+        due, number, index = heapq.heappop(self._coming)
+        plan = self._plans[number]
+        ref = Ref(plan.source, plan.course.keys[index])
+        self._push(number, index + 1)
+        self._later[number][ref.key] = plan.course.again(index)
+        is_miss = ref not in self._content
+        may_begin = is_miss and self._make_room()
+        self._untouched.discard(ref)
+        self._keep(ref)
+        return Wanted(ref, due, plan), is_miss, may_begin
+
+    def _make_room(self) -> bool:
+        """Whether there is room for a miss now: free, or of a victim that nobody uses before it."""
+        is_now = len(self._content) < self._cap
+        while len(self._content) >= self._cap and self._heap:
+            due, ref = heapq.heappop(self._heap)
+            if self._content.get(ref) == -due:
+                del self._content[ref]
+                is_now |= ref in self._untouched
+                self._untouched.discard(ref)
+        return is_now
