@@ -185,8 +185,11 @@ class Cache:
         result = "hit" if entry is before else "miss" if new else "joined"
         return Answer(self.path_of(entry), entry.size, result, promise)
 
-    async def bring(self, source: str, key: str, job: str) -> bool:
-        """Have a shard fetched for a prefetch; False when the rest would displace what the job brought (`Partial`)."""
+    async def bring(self, source: str, key: str, job: str, *, ahead: bool = False) -> bool:
+        """Have a shard fetched for a prefetch; False when the rest would displace what the job brought (`Partial`).
+
+        `ahead`: for a plan, by whose order what is needed sooner must not be displaced.
+        """
         while True:
             configured, ref = self.sources.shard(source, key)
             await self._settled(ref)
@@ -194,7 +197,7 @@ class Cache:
             if entry is not None and self._is_good(configured, ref):
                 self.ledger.announce(entry, time.monotonic(), job)
                 return True
-            flight, task, _ = self._join(ref, job=job)
+            flight, task, _ = self._join(ref, job=job, ahead=ahead)
             try:
                 await end_of(task)
             except Ended:
@@ -215,10 +218,10 @@ class Cache:
         ) is not None:
             await asyncio.wait([pending])
 
-    def _join(self, ref: Ref, *, job: str | None = None) -> tuple[Flight, Landed, bool]:
+    def _join(self, ref: Ref, *, job: str | None = None, ahead: bool = False) -> tuple[Flight, Landed, bool]:
         """The flight of a shard that is settled and not here, with this waiter counted; and whether it is new."""
         source = self.sources[ref.source]  # as it is now: a reload may have come between the asking and this
-        return self.flights.join(ref, lambda flight: self._fly(flight, source), job=job)
+        return self.flights.join(ref, lambda flight: self._fly(flight, source), job=job, ahead=ahead)
 
     def _expired(self, flight: Flight) -> CacheDaemonError:
         full = self.room.blocks(flight)

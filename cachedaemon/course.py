@@ -14,16 +14,18 @@ class Course:
 
     def __init__(self, keys: Sequence[str], position: int = 0) -> None:
         self.keys = keys
-        self.position = position
+        self.position: int
         """Index of the next use."""
         self.order = hash(tuple(keys))
         """The same for consumers that follow the same order."""
         self._again = array("q", bytes(8 * len(keys)))
         """For each use, the index of the same key's next one; the number of keys when there is none."""
         self._next: dict[str, int] = {}
-        for index in range(len(keys) - 1, position - 1, -1):
+        for index in range(len(keys) - 1, -1, -1):
             self._again[index] = self._next.get(keys[index], len(keys))
             self._next[keys[index]] = index
+        self.position = 0
+        self.move(position)
 
     def __len__(self) -> int:
         """Uses in all."""
@@ -38,17 +40,17 @@ class Course:
         found = self._again[index]
         return found if found < len(self.keys) else None
 
-    def advance(self, position: int) -> list[str]:
-        """Move on to a later index (never back); the keys that were passed, whose next use is another one now."""
-        passed = list(self.keys[self.position : position])
-        for index in range(self.position, min(position, len(self.keys))):
-            again = self.again(index)
-            if again is None:
+    def move(self, position: int) -> list[str]:
+        """Go to another index, mostly a later one; the keys whose next use is another one now."""
+        before, self.position = self.position, min(max(0, position), len(self.keys))
+        for index in range(before, self.position):
+            if (again := self.again(index)) is None:
                 del self._next[self.keys[index]]
             else:
                 self._next[self.keys[index]] = again
-        self.position = max(self.position, min(position, len(self.keys)))
-        return passed
+        for index in range(before - 1, self.position - 1, -1):
+            self._next[self.keys[index]] = index
+        return list(self.keys[min(before, self.position) : max(before, self.position)])
 
     def ahead(self) -> Iterator[tuple[int, str]]:
         """Uses that are to come, with their indices."""

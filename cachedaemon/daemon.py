@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from aiohttp import web
 
 from cachedaemon import __version__, listen, logs, upkeep
+from cachedaemon.ahead import Ahead
 from cachedaemon.archives.workers import Limits, Workers
 from cachedaemon.cache import Cache
 from cachedaemon.config import Settings, changes
@@ -23,7 +25,7 @@ from cachedaemon.events import Events
 from cachedaemon.jobs import Jobs
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Caps
+from cachedaemon.model import Caps, Ref
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
@@ -70,7 +72,7 @@ class Daemon:
         self.workers = Workers(limits=_limits(settings), most=CHECKERS)
         self.turns = Turns(settings.fetch.concurrency, self.sources.limits(), self.sources.rates())
         self.cache = Cache(
-            ledger=Ledger(_caps(settings)),
+            ledger=Ledger(_caps(settings), self._next_use),
             store=self.store,
             sources=self.sources,
             workers=self.workers,
@@ -84,10 +86,15 @@ class Daemon:
         self.jobs = Jobs()
         self.prefetch = Prefetch(self.cache, self.jobs, self._width)
         self.verify = Verify(self.cache, self.store, self.jobs)
-        self.plan_files = PlanFiles(self.plans, self.store)
+        self.plan_files = PlanFiles(self.plans, self.store, self.cache.ledger)
+        self.ahead = Ahead(self.cache, self.plans, self.plan_files, lambda: self.settings.fetch.concurrency)
         self.upkeep = Upkeep(self.cache, self.store, self.plans, self.plan_files, lambda: self.settings.cache.scan)
         self.view = View(self.cache, self.plans, self.upkeep, str(cache.dir))
         self.metrics.watch(self.view.gauges)
+
+    def _next_use(self, ref: Ref) -> float:
+        """When a shard is used next, as far as the policy wants to know."""
+        return self.plans.next_use(ref) if self.settings.cache.policy == "auto" else math.inf
 
     def _width(self, source: str) -> int:
         return min(self.settings.fetch.concurrency, self.sources.limits().get(source, 1))
@@ -103,7 +110,7 @@ class Daemon:
         try:
             scrape = listen.tcp(*server.http) if server.http else None
             await self._open_cache()
-            background = asyncio.create_task(self.upkeep.run(), name="upkeep")
+            background = asyncio.create_task(self.upkeep.run(self.ahead.run), name="upkeep")
             runners = [
                 await self._listen(application(self._api(), self._watch(), lambda: self._generation), listener.bind())
             ]

@@ -45,6 +45,8 @@ class Flight:
     """Place in the order of asking."""
     demand: bool
     job: str | None = None
+    ahead: bool = False
+    """Begun for a plan: it displaces nothing that is needed sooner."""
     waiters: int = 0
     ended: bool = False
     """Nobody can join any more."""

@@ -30,12 +30,17 @@ class Flights:
         self._stopping = False
 
     def join(
-        self, ref: Ref, fly: Callable[[Flight], Coroutine[None, None, list[Promise]]], *, job: str | None = None
+        self,
+        ref: Ref,
+        fly: Callable[[Flight], Coroutine[None, None, list[Promise]]],
+        *,
+        job: str | None = None,
+        ahead: bool = False,
     ) -> tuple[Flight, Landed, bool]:
         """The flight of a shard, with this waiter counted, and whether it is new: then it begins to `fly`."""
         if self._stopping:
             raise Stopping("the daemon is stopping")
-        flight, new = self._ledger.join(ref, job=job)
+        flight, new = self._ledger.join(ref, job=job, ahead=ahead)
         if new:
             task = self._tasks[flight] = asyncio.create_task(fly(flight), name=f"fetch {ref}")
             task.add_done_callback(lambda done: self._landed(flight, done))

@@ -44,7 +44,7 @@ class Scene:
     fetch: float
     """Seconds that a transfer takes."""
     unread: dict[str, int] = field(default_factory=dict)
-    """By plan: shards that it had fetched, or has under way, and has not used yet."""
+    """By tag of the plan: shards that it had fetched, or has under way, and has not used yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Group:
 
     def unread(self, scene: Scene) -> int:
         """Shards that are under way for it or wait for their use."""
-        return sum(scene.unread.get(plan.id, 0) for plan in self.plans)
+        return sum(scene.unread.get(plan.tag, 0) for plan in self.plans)
 
     def next_missing(self, scene: Scene, most: int) -> list[Wanted]:
         """The next uses that would have to wait."""

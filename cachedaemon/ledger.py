@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Never, NotNow, Verdict, Yield
 from cachedaemon.model import Caps, Disk, Need, Ref
-from cachedaemon.policy import Recency
+from cachedaemon.policy import Order
 
 
 @dataclass(slots=True)
@@ -36,8 +36,12 @@ class _Short:
 class Ledger:
     """The index. See the module for what counts where."""
 
-    def __init__(self, caps: Caps) -> None:
+    def __init__(self, caps: Caps, next_use: Callable[[Ref], float] = lambda _: math.inf) -> None:
+        """`next_use`: when a shard is used next by all plans, where that counts; infinite for never."""
         self.caps = caps
+        self.protected: set[str] = set()
+        """What marks unread shards that were fetched for plans that run: they go last, and for no other prefetch."""
+        self._next_use = next_use
         self.flights: dict[Ref, Flight] = {}
         self._granted: set[Flight] = set()
         """Those of `flights` that were granted room, now or before: few, while any number waits."""
@@ -46,7 +50,7 @@ class Ledger:
         self._ready: dict[Ref, Entry] = {}
         self._past: set[Entry] = set()
         """Earlier versions, which stay at their paths until nobody holds them."""
-        self._recency: Recency[Entry] = Recency()
+        self._order: Order[Entry] = Order(lambda entry: next_use(entry.ref))
         self._busy: set[Entry] = set()
         """Ready, but a reader held them when they were last tried: out of the order of eviction until `recheck`."""
         self._leaving: set[Entry] = set()
@@ -121,7 +125,7 @@ class Ledger:
     def add(self, entry: Entry) -> None:
         """A shard is published (or was found at start)."""
         self._index(entry)
-        self._recency.add(entry)
+        self._order.add(entry)
         self._count(entry, 1)
 
     def supersede(self, entry: Entry) -> None:
@@ -131,7 +135,7 @@ class Ledger:
         self._unindex(entry)
         entry.past, entry.used = True, -math.inf
         self._index(entry)
-        self._recency.add(entry)
+        self._order.add(entry)
 
     def revive(self, entry: Entry, used: float) -> None:
         """The origin has an earlier version again: it is the latest now, in the place of the other."""
@@ -142,7 +146,7 @@ class Ledger:
         self._unindex(entry)
         entry.past, entry.used = False, used
         self._index(entry)
-        self._recency.add(entry)
+        self._order.add(entry)
 
     def has(self, entry: Entry) -> bool:
         """Whether it is here, and not about to go."""
@@ -164,7 +168,7 @@ class Ledger:
             del self._ready[entry.ref]
             self._sorted = None
         self._bytes -= entry.blocks
-        self._recency.discard(entry)
+        self._order.discard(entry)
         self._busy.discard(entry)
 
     def _count(self, entry: Entry, sign: int) -> None:
@@ -180,6 +184,15 @@ class Ledger:
             entry.blocks = blocks
             self._count(entry, 1)
 
+    def replanned(self, moved: Iterable[Ref] | None = None) -> None:
+        """The next uses of these shards are others than before; None: of any."""
+        if moved is None:
+            self._order.rebuild()
+            return
+        for ref in moved:
+            if (entry := self._ready.get(ref)) is not None:
+                self._order.moved(entry)
+
     def touch(self, entry: Entry, used: float) -> None:
         """A shard was used at that time."""
         entry.used = max(entry.used, used)
@@ -192,7 +205,7 @@ class Ledger:
 
     # ---- flights
 
-    def join(self, ref: Ref, *, job: str | None = None) -> tuple[Flight, bool]:
+    def join(self, ref: Ref, *, job: str | None = None, ahead: bool = False) -> tuple[Flight, bool]:
         """Wait for a shard: its flight, and whether it is new. The waiter is counted before it waits.
 
         A demand that joins a prefetch turns it into a demand, in the place of its own asking.
@@ -202,7 +215,7 @@ class Ledger:
         flight = self.flights.get(ref)
         new = flight is None
         if flight is None:
-            flight = self.flights[ref] = Flight(ref, self._orders, demand, job)
+            flight = self.flights[ref] = Flight(ref, self._orders, demand, job, ahead)
         elif demand and not flight.demand:
             flight.promote(self._orders)
         flight.waiters += 1
@@ -297,6 +310,8 @@ class Ledger:
         short.inodes -= self._trash.inodes - self._stuck.inodes
 
     def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool) -> Verdict:
+        if flight.ahead and not flight.demand:
+            return Displaces()  # its plan decides anew what comes next
         if own and not self._could_go_later(flight, short):
             return Displaces()
         flying = sum(other is not flight for other in self._holding)
@@ -323,20 +338,42 @@ class Ledger:
     def _victims(self, flight: Flight, short: _Short, most: int | None = None) -> tuple[list[Entry], bool]:
         """Entries that have left the index, enough or all that can go; and whether the flight's own job kept some."""
         victims: list[Entry] = []
+        unread: list[Entry] = []
         own = False
         if not short.any():
             return victims, own
-        for entry in self._recency.oldest_first():
+        for entry in self._order.first_to_go():
             mine = entry.ref == flight.ref  # the version that this flight replaces
-            if not mine and flight.job is not None and not flight.demand and entry.unread_of == flight.job:
+            if not mine and self._is_kept_from(flight, entry):
                 own = True
+                unread.append(entry)
             elif mine or entry.past or entry.ref not in self.flights:
                 self._leave(entry)
                 victims.append(entry)
                 short.take(entry)
-                if not short.any() or len(victims) == most:
-                    break
+            if not short.any() or len(victims) == most:
+                break
+        if flight.demand and short.any():
+            self._take_unread(unread, victims, short)
         return victims, own
+
+    def _is_kept_from(self, flight: Flight, entry: Entry) -> bool:
+        """Whether a shard must not go for this flight; for a demand it goes when nothing else can."""
+        if entry.unread_of in self.protected:
+            return True
+        if flight.demand or flight.job is None:
+            return False
+        due = self._next_use(entry.ref) if flight.ahead else math.inf
+        return entry.unread_of == flight.job or (due < math.inf and due <= self._next_use(flight.ref))
+
+    def _take_unread(self, unread: list[Entry], victims: list[Entry], short: _Short) -> None:
+        for entry in unread:
+            if not short.any():
+                return
+            if entry.ref not in self.flights:
+                self._leave(entry)
+                victims.append(entry)
+                short.take(entry)
 
     def _over_half(self, flight: Flight, need: Need) -> bool:
         others = [o for o in self._holding if o.ref.source == flight.ref.source and o is not flight]
@@ -416,7 +453,7 @@ class Ledger:
         if busy:
             self._busy.add(entry)
         else:
-            self._recency.add(entry)
+            self._order.add(entry)
 
     def trashed(self, entry: Entry) -> None:
         """A shard was renamed to trash: it counts as a shard no more, its bytes until `deleted`."""
@@ -447,7 +484,7 @@ class Ledger:
     def recheck(self) -> None:
         """What was leased may be free by now."""
         for entry in self._busy:
-            self._recency.add(entry)
+            self._order.add(entry)
         self._busy.clear()
 
     def clear(self) -> Iterable[Entry]:

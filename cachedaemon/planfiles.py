@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from cachedaemon.errors import NoSpace
+from cachedaemon.ledger import Ledger
 from cachedaemon.plans import Plan, Plans
 from cachedaemon.store import Store
 
@@ -13,9 +14,12 @@ from cachedaemon.store import Store
 class PlanFiles:
     """All plans that run. Between two steps a plan is in force if and only if its file is there."""
 
-    def __init__(self, plans: Plans, store: Store) -> None:
+    def __init__(self, plans: Plans, store: Store, ledger: Ledger) -> None:
         self._plans = plans
         self._store = store
+        self._ledger = ledger
+        self.stirred = asyncio.Event()
+        """Set when plans came, went or moved: what to fetch ahead may be something else now."""
         self._step = asyncio.Lock()
         """Two looks would find each other's locks, and a plan that is made must not meet its own end half-way."""
 
@@ -24,7 +28,28 @@ class PlanFiles:
         async with self._step:
             file = await self._store.make_plan(plan.id)
             self._plans.put(plan)
+            self._changed()
             return file
+
+    def _changed(self) -> None:
+        self._ledger.protected = {plan.tag for plan in self._plans.running()}
+        self._ledger.replanned()
+        self.stirred.set()
+
+    def move(self, name: str, position: int | None) -> bool:
+        """A plan was heard of, and perhaps moved; False when there is none."""
+        reckoned = self._plans.reckoned
+        moved = self._plans.move(name, position, time.monotonic())
+        if moved is None:
+            return False
+        self._ledger.replanned(moved if reckoned == self._plans.reckoned or len(self._plans) == 1 else None)
+        self.stirred.set()
+        return True
+
+    def note_idle(self) -> None:
+        """Plans without progress for long count no more, until they move."""
+        if self._plans.look(time.monotonic()):
+            self._changed()
 
     async def end(self, name: str) -> bool:
         """End a plan; False when there is none. Raises `NoSpace`; then it still runs."""
@@ -36,10 +61,12 @@ class PlanFiles:
         if plan is None:
             return False
         self._plans.end(name)  # at once: who ends a plan does not wait for the disk
+        self._changed()
         try:
             await self._store.drop_plan(name)
         except NoSpace:
             self._plans.put(plan)
+            self._changed()
             raise
         return True
 

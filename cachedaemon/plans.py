@@ -77,11 +77,19 @@ class Plan:
         return time + (index - position) * gap
 
     def advance(self, position: int, now: float) -> list[str]:
-        """Its consumer has moved on; the keys whose next use is another one now."""
-        passed = self.course.advance(position)
-        if passed:
+        """Its consumer has moved; the keys whose next use is another one now."""
+        before = self.position
+        moved = self.course.move(position)
+        if self.position < before:
+            self.steps.clear()
+        if moved:
             self.steps.append((now, self.position))
-        return passed
+        return moved
+
+    @property
+    def tag(self) -> str:
+        """What marks the shards that were fetched for it and not used yet; no job is named so."""
+        return f"plan {self.id}"
 
     def drifts(self) -> bool:
         """Whether uses come so much earlier or later than reckoned that they are to be reckoned anew."""
@@ -145,11 +153,11 @@ class Plans:
         plan.heard = now
         if position is None:
             return []
-        passed = plan.advance(position, now)
+        moved = plan.advance(position, now)
         if plan.drifts():
             plan.reckon()
             self.reckoned += 1
-        return [Ref(plan.source, key) for key in passed]
+        return [Ref(plan.source, key) for key in moved]
 
     def look(self, now: float) -> list[Plan]:
         """Plans that became idle, or are idle no more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 SLACK = 64
@@ -30,15 +30,10 @@ T = TypeVar("T", bound=Evictable)
 Rank = tuple[float, float]
 
 
-def never(_: Evictable) -> float:
-    """The next use of everything, where plans do not count: it is all by last use."""
-    return math.inf
-
-
 class Order(Generic[T]):
     """Shards in the order in which they go. Not thread-safe: the ledger owns it. `next_use` is a time, infinite for none."""
 
-    def __init__(self, next_use: Callable[[T], float] = never) -> None:
+    def __init__(self, next_use: Callable[[T], float] = lambda _: math.inf) -> None:
         self._next_use = next_use
         self._heap: list[tuple[Rank, int, T]] = []
         self._tickets = 0
@@ -65,9 +60,8 @@ class Order(Generic[T]):
         if one.ticket >= 0:
             self._place(one)
 
-    def rebuild(self, next_use: Callable[[T], float] | None = None) -> None:
-        """All next uses may be others, or are told by somebody else from now on."""
-        self._next_use = next_use or self._next_use
+    def rebuild(self) -> None:
+        """All next uses may be others than before."""
         self._heap = [(self._rank(one), ticket, one) for _, ticket, one in self._heap if one.ticket == ticket]
         heapq.heapify(self._heap)
 
@@ -93,8 +87,3 @@ class Order(Generic[T]):
             for place in passed:
                 if place[2].ticket == place[1]:
                     heapq.heappush(self._heap, place)
-
-
-def farthest(shards: Iterable[T], next_use: Callable[[T], float]) -> list[T]:
-    """The same order, of a few: for those who have no heap."""
-    return sorted(shards, key=lambda one: (-next_use(one), one.used))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
@@ -12,6 +13,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from cachedaemon.cache import Answer, Cache
+from cachedaemon.course import Course
 from cachedaemon.errors import BadRequest, CacheDaemonError, NotFound
 from cachedaemon.events import Events
 from cachedaemon.jobs import Jobs
@@ -21,11 +23,13 @@ from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans, is_plan_id
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.server import bodies, openapi
-from cachedaemon.server.peers import require_admin
+from cachedaemon.server.peers import peer_user, require_admin
 from cachedaemon.server.promises import Promises
 from cachedaemon.server.view import View
 from cachedaemon.server.watch import ROUTES as WATCHED
 from cachedaemon.verify import Verify
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -126,7 +130,7 @@ class Api:
 
     async def _moved(self, name: str, position: int | None) -> None:
         """A plan was heard of. The first time that it is, its owner has its lock: seen now, its loss will end the plan."""
-        if not self._plans.move(name, position, time.monotonic()):
+        if not self._plan_files.move(name, position):
             raise NotFound(f"no plan {name!r}")
         if (plan := self._plans.get(name)) is not None and not plan.seen_held:
             with contextlib.suppress(OSError, CacheDaemonError):  # the look that comes each second tells
@@ -171,7 +175,8 @@ class Api:
             raise BadRequest(f"body.position: {asked.position} is not within the {len(keys)} keys")
         if asked.holds < 1:
             raise BadRequest(f"body.holds: {asked.holds}; a consumer holds at least 1 shard")
-        plan = Plan(name, asked.source, keys, asked.position, asked.holds, time.monotonic())
+        course = await asyncio.to_thread(Course, keys, asked.position)
+        plan = Plan(name, asked.source, course, asked.holds, time.monotonic(), peer_user(request))
         file = await self._plan_files.put(plan)
         return web.json_response({"file": file})
 

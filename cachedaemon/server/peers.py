@@ -27,6 +27,11 @@ async def require_admin(request: web.Request, admin_group: int | None) -> None:
     )
 
 
+def peer_user(request: web.Request) -> int:
+    """The user id of who asks."""
+    return _peer(request)[0]
+
+
 def _peer(request: web.Request) -> tuple[int, int]:
     link = request.transport.get_extra_info("socket") if request.transport is not None else None
     if link is None:

@@ -57,7 +57,13 @@ class View:
             ],
             "waiters": sum(flight.waiters for flight in ledger.flights.values()),
             "plans": [
-                {"id": p.id, "source": p.source, "keys": len(p.keys), "position": p.position, "state": "running"}
+                {
+                    "id": p.id,
+                    "source": p.source,
+                    "keys": p.keys,
+                    "position": p.position,
+                    "state": "idle" if p.idle else "running",
+                }
                 for p in self._plans
             ],
             "sources": self._sources(),

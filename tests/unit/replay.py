@@ -198,4 +198,4 @@ class Node:
             if len(self.flying) >= self.width:
                 return
             if self._make_room(one.ref, one.due):
-                self._fly(one.ref, one.plan.id)
+                self._fly(one.ref, one.plan.tag)

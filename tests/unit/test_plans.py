@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from cachedaemon.course import Course
+from cachedaemon.model import Ref
 from cachedaemon.plans import SILENCE, Plan, Plans, is_plan_id
 
 
 def plan(name: str, *, heard: float = 0.0, keys: int = 5, holds: int = 1) -> Plan:
-    return Plan(name, "s", [str(number) for number in range(keys)], 0, holds, heard)
+    return Plan(name, "s", Course([str(number) for number in range(keys)]), holds, heard)
 
 
 def test_the_loss_of_a_lock_that_was_held_ends_a_plan() -> None:
@@ -23,7 +25,7 @@ def test_never_locked_it_lives_ten_minutes_after_its_last_word() -> None:
     plans = Plans()
     plans.put(plan("a", heard=100.0))
     assert plans.ended(set(), 100.0 + SILENCE) == []
-    assert plans.move("a", 3, 400.0)
+    assert plans.move("a", 3, 400.0) == [Ref("s", "0"), Ref("s", "1"), Ref("s", "2")]
     assert plans.ended(set(), 400.0 + SILENCE) == []
     assert plans.ended(set(), 400.0 + SILENCE + 0.001) == ["a"]
     assert SILENCE == 600.0
@@ -38,13 +40,13 @@ def test_a_held_plan_may_be_silent_for_ever() -> None:
 
 def test_the_same_id_replaces_the_keys_and_stays_held() -> None:
     plans = Plans()
-    assert plans.put(plan("a"))
+    assert plans.put(plan("a")) is None
     plans.ended({"a"}, 1.0)
-    assert not plans.put(plan("a", keys=9, heard=2.0))
+    assert plans.put(plan("a", keys=9, heard=2.0)) is not None
     assert len(plans) == 1
     found = plans.get("a")
     assert found is not None
-    assert len(found.keys) == 9
+    assert found.keys == 9
     assert plans.ended(set(), 3.0) == ["a"]
 
 
@@ -52,10 +54,10 @@ def test_a_place_stays_within_the_keys() -> None:
     plans = Plans()
     plans.put(one := plan("a", keys=5))
     for said, place in ((3, 3), (None, 3), (99, 5), (-1, 0)):
-        assert plans.move("a", said, 1.0)
+        assert plans.move("a", said, 1.0) is not None
         assert one.position == place
     assert one.heard == 1.0
-    assert not plans.move("b", 1, 1.0)
+    assert plans.move("b", 1, 1.0) is None
 
 
 def test_deleted_once() -> None:

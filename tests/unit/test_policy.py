@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedaemon.policy import SLACK, Recency
+from cachedaemon.policy import SLACK, Order
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_goes_by_last_use_then_by_arrival(steps: list[tuple[str, int, int]]) -> None:
-    order: Recency[Thing] = Recency()
+    order: Order[Thing] = Order()
     here: list[Thing] = []
     for number, (kind, value, *more) in enumerate(steps):
         if kind == "add":
@@ -45,28 +45,28 @@ def test_goes_by_last_use_then_by_arrival(steps: list[tuple[str, int, int]]) -> 
             one = here[value % len(here)]
             one.used = max(one.used, more[0])
         elif kind == "evict":
-            for one, _ in zip(order.oldest_first(), range(value), strict=False):
+            for one, _ in zip(order.first_to_go(), range(value), strict=False):
                 assert one is min(here, key=lambda t: (t.used, t.ticket))
                 order.discard(one)
                 here.remove(one)
         else:  # look at the first few and leave them
             expected = sorted(here, key=lambda t: (t.used, t.ticket))[:value]
-            assert [one for one, _ in zip(order.oldest_first(), range(value), strict=False)] == expected
-    assert list(order.oldest_first()) == sorted(here, key=lambda t: (t.used, t.ticket))
+            assert [one for one, _ in zip(order.first_to_go(), range(value), strict=False)] == expected
+    assert list(order.first_to_go()) == sorted(here, key=lambda t: (t.used, t.ticket))
 
 
 def test_a_look_leaves_the_order_as_it_was() -> None:
-    order: Recency[Thing] = Recency()
+    order: Order[Thing] = Order()
     things = [Thing(n, float(n % 3)) for n in range(30)]
     for one in things:
         order.add(one)
-    first = list(order.oldest_first())
-    assert first == list(order.oldest_first()) == sorted(things, key=lambda t: (t.used, t.ticket))
+    first = list(order.first_to_go())
+    assert first == list(order.first_to_go()) == sorted(things, key=lambda t: (t.used, t.ticket))
 
 
 def test_what_has_left_does_not_gather() -> None:
     """Shards that come and go by name, never under pressure, leave no place behind."""
-    order: Recency[Thing] = Recency()
+    order: Order[Thing] = Order()
     stays = Thing(-1, 0.0)
     order.add(stays)
     for number in range(10_000):
@@ -74,15 +74,15 @@ def test_what_has_left_does_not_gather() -> None:
         order.add(one)
         order.discard(one)
     assert len(order._heap) <= 2 * SLACK
-    assert list(order.oldest_first()) == [stays]
+    assert list(order.first_to_go()) == [stays]
 
 
 def test_comes_again_after_it_left() -> None:
-    order: Recency[Thing] = Recency()
+    order: Order[Thing] = Order()
     one, other = Thing(1, 1.0), Thing(2, 2.0)
     order.add(one)
     order.add(other)
     order.discard(one)
     one.used = 3.0
     order.add(one)
-    assert list(order.oldest_first()) == [other, one]
+    assert list(order.first_to_go()) == [other, one]
