@@ -86,14 +86,7 @@ class Ahead:
         here = {entry.ref for entry in ledger.entries()} | ledger.flights.keys()
         unread = Counter(entry.unread_of for entry in ledger.entries() if entry.unread_of in ledger.protected)
         unread.update(plan.tag for plan in self._for.values())
-        return Scene(here, self._cap(), self.fetch, {str(tag): count for tag, count in unread.items()})
-
-    def _cap(self) -> int:
-        """Shards that there is room for: by a byte cap as many as are of the usual size."""
-        ledger = self._cache.ledger
-        caps, here = ledger.caps, max(1, len(ledger))
-        by_bytes = caps.max_bytes * here // max(1, ledger.bytes) if caps.max_bytes else caps.max_shards
-        return max(1, min(caps.max_shards or by_bytes, by_bytes))
+        return Scene(here, self._cache.ledger.fits(), self.fetch, {str(tag): count for tag, count in unread.items()})
 
     def _may(self, one: Wanted) -> bool:
         """Whether it is not one that failed just now, and its user has not more unread shards than a fair part."""
@@ -104,7 +97,7 @@ class Ahead:
             return True
         tags = {plan.tag for plan in self._plans if plan.user == one.plan.user}
         unread = sum(entry.unread_of in tags for entry in self._cache.ledger.entries())
-        return unread + sum(plan.tag in tags for plan in self._for.values()) < self._cap() // len(users)
+        return unread + sum(plan.tag in tags for plan in self._for.values()) < self._cache.ledger.fits() // len(users)
 
     def _begin(self, one: Wanted) -> None:
         task = self._tasks[one.ref] = asyncio.create_task(self._bring(one), name=f"ahead {one.ref}")

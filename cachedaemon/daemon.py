@@ -29,6 +29,7 @@ from cachedaemon.model import Caps, Ref
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
+from cachedaemon.regrets import Regrets
 from cachedaemon.server import Api, Runner, View, Watch, application, scraping
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
@@ -86,10 +87,11 @@ class Daemon:
         self.jobs = Jobs()
         self.prefetch = Prefetch(self.cache, self.jobs, self._width)
         self.verify = Verify(self.cache, self.store, self.jobs)
-        self.plan_files = PlanFiles(self.plans, self.store, self.cache.ledger)
+        self.regrets = Regrets(self.cache.ledger, self.metrics)
+        self.plan_files = PlanFiles(self.plans, self.store, self.cache.ledger, self.regrets)
         self.ahead = Ahead(self.cache, self.plans, self.plan_files, lambda: self.settings.fetch.concurrency)
         self.upkeep = Upkeep(self.cache, self.store, self.plans, self.plan_files, lambda: self.settings.cache.scan)
-        self.view = View(self.cache, self.plans, self.upkeep, str(cache.dir))
+        self.view = View(self.cache, self.plans, self.regrets, self.upkeep, str(cache.dir))
         self.metrics.watch(self.view.gauges)
 
     def _next_use(self, ref: Ref) -> float:
@@ -188,6 +190,7 @@ class Daemon:
         background.cancel()
         await asyncio.wait([background])
         await self.upkeep.note_uses()
+        await self.regrets.close()
         await self.workers.close()
         await self._leave_origins()
         await asyncio.to_thread(self.store.close)

@@ -418,6 +418,12 @@ class Ledger:
         nobody = Flight(Ref("", ""), 0, demand=True)
         return tuple(self._victims(nobody, short, most)[0])
 
+    def fits(self) -> int:
+        """Shards that there is room for: by a byte cap as many as are of the usual size."""
+        caps = self.caps
+        by_bytes = caps.max_bytes * len(self) // max(1, self.bytes) if caps.max_bytes and len(self) else caps.max_shards
+        return max(1, min(caps.max_shards or by_bytes, by_bytes))
+
     def is_over(self) -> bool:
         """Whether the caps are passed by what is here (they were lowered, and readers hold it)."""
         caps = self.caps

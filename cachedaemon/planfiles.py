@@ -8,14 +8,16 @@ import time
 from cachedaemon.errors import NoSpace
 from cachedaemon.ledger import Ledger
 from cachedaemon.plans import Plan, Plans
+from cachedaemon.regrets import Regrets
 from cachedaemon.store import Store
 
 
 class PlanFiles:
     """All plans that run. Between two steps a plan is in force if and only if its file is there."""
 
-    def __init__(self, plans: Plans, store: Store, ledger: Ledger) -> None:
+    def __init__(self, plans: Plans, store: Store, ledger: Ledger, regrets: Regrets) -> None:
         self._plans = plans
+        self._regrets = regrets
         self._store = store
         self._ledger = ledger
         self.stirred = asyncio.Event()
@@ -27,7 +29,10 @@ class PlanFiles:
         """Take a plan into force, or replace the one with its id; the file for its owner to hold. Raises `NoSpace`."""
         async with self._step:
             file = await self._store.make_plan(plan.id)
-            self._plans.put(plan)
+            replaced = self._plans.put(plan)
+            if replaced is not None:
+                self._regrets.end(replaced)
+            self._regrets.begin(plan)
             self._changed()
             return file
 
@@ -38,10 +43,13 @@ class PlanFiles:
 
     def move(self, name: str, position: int | None) -> bool:
         """A plan was heard of, and perhaps moved; False when there is none."""
-        reckoned = self._plans.reckoned
-        moved = self._plans.move(name, position, time.monotonic())
-        if moved is None:
+        plan, reckoned = self._plans.get(name), self._plans.reckoned
+        if plan is None:
             return False
+        before = plan.position
+        moved = self._plans.move(plan, position, time.monotonic())
+        if plan.position > before:
+            self._regrets.use(moved)
         self._ledger.replanned(moved if reckoned == self._plans.reckoned or len(self._plans) == 1 else None)
         self.stirred.set()
         return True
@@ -68,6 +76,7 @@ class PlanFiles:
             self._plans.put(plan)
             self._changed()
             raise
+        self._regrets.end(plan)
         return True
 
     async def end_all(self) -> None:

@@ -145,11 +145,8 @@ class Plans:
                 soonest = min(soonest, plan.when(index))
         return soonest
 
-    def move(self, name: str, position: int | None, now: float) -> list[Ref] | None:
-        """A plan was heard of, and perhaps moved; the shards whose next use is another one now. None: there is no such plan."""
-        plan = self._all.get(name)
-        if plan is None:
-            return None
+    def move(self, plan: Plan, position: int | None, now: float) -> list[Ref]:
+        """A plan was heard of, and perhaps moved; the shards whose next use is another one now."""
         plan.heard = now
         if position is None:
             return []

@@ -178,7 +178,17 @@ class Api:
         course = await asyncio.to_thread(Course, keys, asked.position)
         plan = Plan(name, asked.source, course, asked.holds, time.monotonic(), peer_user(request))
         file = await self._plan_files.put(plan)
-        return web.json_response({"file": file})
+        short = self._short()
+        if short is not None:
+            log.warning("plan %s of %s: %s", name, asked.source, short)
+        return web.json_response({"file": file} | ({"warning": short} if short else {}))
+
+    def _short(self) -> str | None:
+        """What is wrong when the consumers of all plans together hold more than there is room for: they may wait for ever."""
+        held, room = self._plans.held_at_once(), self._cache.ledger.fits()
+        if held <= room:
+            return None
+        return f"the consumers of all plans hold {held} shards at once and there is room for {room}: they may wait for ever"
 
     async def end_plan(self, request: web.Request) -> web.StreamResponse:
         """End a plan."""

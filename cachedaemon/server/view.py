@@ -12,6 +12,7 @@ from cachedaemon.cache import Cache
 from cachedaemon.config import public_url
 from cachedaemon.metrics import Gauge
 from cachedaemon.plans import Plans
+from cachedaemon.regrets import Regrets
 from cachedaemon.upkeep import Upkeep
 from cachedaemon_client.wire import PROTOCOL
 
@@ -19,9 +20,10 @@ from cachedaemon_client.wire import PROTOCOL
 class View:
     """One daemon, looked at."""
 
-    def __init__(self, cache: Cache, plans: Plans, upkeep: Upkeep, cache_dir: str) -> None:
+    def __init__(self, cache: Cache, plans: Plans, regrets: Regrets, upkeep: Upkeep, cache_dir: str) -> None:
         self._cache = cache
         self._plans = plans
+        self._regrets = regrets
         self._upkeep = upkeep
         self._cache_dir = cache_dir
         self._started = time.monotonic()
@@ -48,7 +50,8 @@ class View:
                 "max_shards": ledger.caps.max_shards,
                 "max_bytes": ledger.caps.max_bytes,
                 "policy": policy,
-                "regret": None,
+                "regret": _rounded(self._regrets.ratio()),
+                "held_by_plans": self._plans.held_at_once(),
                 "full": self._full(),
             },
             "fetches": [
@@ -86,6 +89,7 @@ class View:
                 "shards": ledger.per_source.get(one.name, [0, 0])[0],
                 "bytes": ledger.per_source.get(one.name, [0, 0])[1],
                 "fetching": flying[one.name],
+                "regret": _rounded(self._regrets.ratio(one.name)),
                 "connections": self._cache.turns.allowance(one.name).now,
             }
             for one in self._cache.sources.all()
@@ -105,6 +109,7 @@ class View:
         for flight in ledger.flights.values():
             flying[flight.ref.source] += 1
             waiting[flight.ref.source] += flight.waiters
+        yield "held_by_plans", "Shards that the consumers of all plans have open at once", {}, self._plans.held_at_once()
         planned = Counter(plan.source for plan in self._plans)
         for name in dict.fromkeys([*(one.name for one in self._cache.sources.all()), *ledger.per_source]):
             shards, size = ledger.per_source.get(name, [0, 0])
@@ -116,3 +121,9 @@ class View:
             yield "connections_allowed", "Connections given to the source now", labels, allowed
             yield "waiters", "Requests that wait for a shard", labels, waiting[name]
             yield "plans", "Plans that run", labels, planned[name]
+            if (ratio := self._regrets.ratio(name)) is not None:
+                yield "regret_ratio", "Bytes fetched while plans ran, over the least possible", labels, ratio
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 4)

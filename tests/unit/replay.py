@@ -49,6 +49,7 @@ class Shard:
     used: float
     ticket: int = -1
     unread_of: str | None = None
+    leases: int = 0
 
 
 @dataclass(eq=False)
@@ -62,6 +63,8 @@ class Trainer:
     done_at: float = 0.0
     uses: int = 0
     hits: int = 0
+    open: Shard | None = None
+    promised: Shard | None = None
 
 
 @dataclass
@@ -118,6 +121,9 @@ class Node:
 
     def _open(self, trainer: Trainer) -> None:
         plan = trainer.plan
+        if trainer.open is not None:
+            trainer.open.leases -= 1
+            trainer.open = None
         if plan.position >= plan.keys:
             trainer.done_at = self.now
             return
@@ -134,9 +140,12 @@ class Node:
         if trainer.since is not None:
             trainer.stood += self.now - trainer.since
             trainer.since = None
-        shard = self.here[ref]
+        shard = trainer.open = self.here[ref]
+        if trainer.promised is None:
+            shard.leases += 1
+        trainer.promised = None
         shard.used, shard.unread_of = self.now, None
-        for moved in self.plans.move(plan.id, plan.position + 1, self.now) or ():
+        for moved in self.plans.move(plan, plan.position + 1, self.now):
             if moved in self.here:
                 self.order.moved(self.here[moved])
         self._at(self.now + trainer.step, "next", trainer)
@@ -160,6 +169,8 @@ class Node:
             return True
         last = None
         for shard in self.order.first_to_go():
+            if shard.leases:
+                continue
             if due is not None and self.plans.next_use(shard.ref) <= due:
                 break
             if shard.unread_of is None:
@@ -180,7 +191,10 @@ class Node:
         shard = self.here[ref] = Shard(ref, self.now, unread_of=plan)
         self.order.add(shard)
         for trainer in self.trainers:
-            if trainer.since is not None and trainer.plan.course.keys[trainer.plan.position] == ref.key:
+            waits = trainer.since is not None and trainer.promised is None
+            if waits and trainer.plan.course.keys[trainer.plan.position] == ref.key:
+                trainer.promised = shard
+                shard.leases += 1
                 self._at(self.now, "next", trainer)
         self._start()
 

@@ -13,6 +13,8 @@ import pytest
 from cachedaemon.errors import NoSpace
 from cachedaemon.ledger import Ledger
 from cachedaemon.planfiles import PlanFiles
+from cachedaemon.regrets import Regrets
+from cachedaemon.metrics import Metrics
 from cachedaemon.plans import Plan, Plans
 from tests.unit.store_kit import opened
 from tests.unit.test_ledger import caps
@@ -37,7 +39,7 @@ async def test_made_ended_and_looked_at_all_at_once(folder: Path) -> None:
     chance = random.Random(1)
     async with opened(folder) as (store, _):
         plans = Plans()
-        files = PlanFiles(plans, store, Ledger(caps()))
+        files = PlanFiles(plans, store, ledger := Ledger(caps()), Regrets(ledger, Metrics("test")))
         for _ in range(150):
             steps = [
                 files.put(known_to_be_lost("a")),
@@ -63,7 +65,7 @@ async def test_a_plan_whose_file_cannot_go_still_runs(folder: Path, monkeypatch:
     """Its end is tried again with the next look."""
     async with opened(folder) as (store, _):
         plans = Plans()
-        files = PlanFiles(plans, store, Ledger(caps()))
+        files = PlanFiles(plans, store, ledger := Ledger(caps()), Regrets(ledger, Metrics("test")))
         await files.put(known_to_be_lost("a"))
 
         def refuse(path: str) -> None:

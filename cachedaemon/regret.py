@@ -1,0 +1,111 @@
+"""Regret: how much more was transferred than any policy would have had to, for the same uses and cap. Pure.
+
+For each plan that has ended: bytes that came while it ran, over the bytes that MIN (Belady 1966) would have brought for the
+uses of all plans in that time, in the order in which they were told.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from cachedaemon.model import Ref
+
+
+def least(uses: Sequence[Ref], cap: int, here: Collection[Ref]) -> list[Ref]:
+    """What MIN brings for these uses, with room for `cap` shards, of which `here` are there already. For large ones: in a thread."""
+    again = _next_uses(uses)
+    first: dict[Ref, int] = {}
+    for index in range(len(uses) - 1, -1, -1):
+        first[uses[index]] = index
+    content: dict[Ref, float] = {ref: first.get(ref, math.inf) for ref in here}
+    heap = [(-due, ref) for ref, due in content.items()]
+    heapq.heapify(heap)
+    brought: list[Ref] = []
+    for index, ref in enumerate(uses):
+        if ref not in content:
+            brought.append(ref)
+            while len(content) >= cap and heap:
+                due, victim = heapq.heappop(heap)
+                if content.get(victim) == -due:
+                    del content[victim]
+        content[ref] = again[index]
+        heapq.heappush(heap, (-again[index], ref))
+    return brought
+
+
+def _next_uses(uses: Sequence[Ref]) -> list[float]:
+    """For each use the index of the same shard's next one."""
+    later: dict[Ref, int] = {}
+    again = [math.inf] * len(uses)
+    for index in range(len(uses) - 1, -1, -1):
+        again[index] = later.get(uses[index], math.inf)
+        later[uses[index]] = index
+    return again
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What there was when a plan began."""
+
+    at: int
+    """Its place in the log of uses."""
+    received: float
+    """Bytes that had come from its source."""
+    here: frozenset[Ref]
+
+
+@dataclass(slots=True)
+class Sum:
+    """Bytes of all plans of a source that have ended."""
+
+    received: float = 0.0
+    least: float = 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the least came; None before a plan has ended that needed any."""
+        return self.received / self.least if self.least else None
+
+
+@dataclass(slots=True)
+class Account:
+    """The uses that plans told of, as long as a plan runs that saw them, and what came of the plans that have ended."""
+
+    uses: list[Ref] = field(default_factory=list)
+    dropped: int = 0
+    """Uses before those, which no running plan saw."""
+    begins: dict[str, Begin] = field(default_factory=dict)
+    sums: dict[str, Sum] = field(default_factory=dict)
+
+    def begin(self, plan: str, received: float, here: Collection[Ref]) -> None:
+        """A plan came into force."""
+        self.begins[plan] = Begin(self.dropped + len(self.uses), received, frozenset(here))
+
+    def use(self, refs: Sequence[Ref]) -> None:
+        """A plan has moved past these."""
+        self.uses.extend(refs)
+
+    def end(self, plan: str, source: str) -> tuple[Begin, list[Ref]] | None:
+        """A plan has ended: how it began, and the uses of its source since."""
+        begin = self.begins.pop(plan, None)
+        if begin is None:
+            return None
+        seen = [ref for ref in self.uses[begin.at - self.dropped :] if ref.source == source]
+        first = min((other.at for other in self.begins.values()), default=self.dropped + len(self.uses))
+        del self.uses[: first - self.dropped]
+        self.dropped = first
+        return begin, seen
+
+    def add(self, source: str, received: float, fewest: float) -> None:
+        """What came, and the least that could have."""
+        total = self.sums.setdefault(source, Sum())
+        total.received += received
+        total.least += fewest
+
+    def ratio(self, source: str | None = None) -> float | None:
+        """Of one source, or of all."""
+        found = [one for name, one in self.sums.items() if source in (None, name)]
+        return Sum(sum(one.received for one in found), sum(one.least for one in found)).ratio
