@@ -109,7 +109,12 @@ class View:
         for flight in ledger.flights.values():
             flying[flight.ref.source] += 1
             waiting[flight.ref.source] += flight.waiters
-        yield "held_by_plans", "Shards that the consumers of all plans have open at once", {}, self._plans.held_at_once()
+        yield (
+            "held_by_plans",
+            "Shards that the consumers of all plans have open at once",
+            {},
+            self._plans.held_at_once(),
+        )
         planned = Counter(plan.source for plan in self._plans)
         for name in dict.fromkeys([*(one.name for one in self._cache.sources.all()), *ledger.per_source]):
             shards, size = ledger.per_source.get(name, [0, 0])

@@ -12,10 +12,10 @@ import pytest
 
 from cachedaemon.errors import NoSpace
 from cachedaemon.ledger import Ledger
-from cachedaemon.planfiles import PlanFiles
-from cachedaemon.regrets import Regrets
 from cachedaemon.metrics import Metrics
+from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans
+from cachedaemon.regrets import Regrets
 from tests.unit.store_kit import opened
 from tests.unit.test_ledger import caps
 from tests.unit.test_plans import plan
