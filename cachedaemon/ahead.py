@@ -24,6 +24,8 @@ OFTEN = 0.5
 """Seconds between two looks at the most, while plans run: shards come and go for others' sake too."""
 OF_THE_LOOP = 10
 """A look that takes long comes so many times more seldom."""
+SMALL = 2000
+"""Plans times shards from which on the choice is made in a thread: it reads the plans, which may move meanwhile."""
 REMEMBERED = 0.2
 """Weight of the latest transfer in the measured time of one."""
 PAUSE = 5.0
@@ -50,7 +52,8 @@ class Ahead:
             while True:
                 await self._stirred()
                 began = time.monotonic()
-                self._look()
+                await self._files.settle()
+                await self._look()
                 await asyncio.sleep(max(LOOK, OF_THE_LOOP * (time.monotonic() - began)))
         finally:
             for task in self._tasks.values():
@@ -64,7 +67,7 @@ class Ahead:
                 await self._files.stirred.wait()
         self._files.stirred.clear()
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         """Begin what is wanted next, and end what nobody wants any more."""
         for ref, task in self._tasks.items():
             if self._plans.next_use(ref) == float("inf"):
@@ -72,7 +75,12 @@ class Ahead:
         running = [plan for plan in self._plans.running() if plan.position < plan.keys and self._is_known(plan)]
         if not running:
             return
-        for one in choose(running, self._scene(), self._width()):
+        scene = self._scene()
+        if len(running) * len(scene.here) > SMALL:
+            wanted = await asyncio.to_thread(choose, running, scene, self._width(), self._plans.wanting)
+        else:
+            wanted = choose(running, scene, self._width(), self._plans.wanting)
+        for one in wanted:
             if len(self._tasks) >= self._width():
                 return
             if one.ref not in self._tasks and self._may(one):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 
 class Course:
@@ -56,6 +56,12 @@ class Course:
         """Uses that are to come, with their indices."""
         for index in range(self.position, len(self.keys)):
             yield index, self.keys[index]
+
+    def among(self, keys: Collection[str]) -> int:
+        """How many of these keys are still to be used."""
+        if len(keys) < len(self._next):
+            return sum(key in self._next for key in keys)
+        return sum(key in keys for key in self._next)
 
     @property
     def wanted(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cachedaemon.model import Ref
@@ -45,6 +45,17 @@ class Scene:
     """Seconds that a transfer takes."""
     unread: dict[str, int] = field(default_factory=dict)
     """By tag of the plan: shards that it had fetched, or has under way, and has not used yet."""
+    _keys: dict[str, set[str]] = field(default_factory=dict)
+
+    def keys(self, source: str) -> set[str]:
+        """What is here of one source."""
+        if not self._keys:
+            for ref in self.here:
+                self._keys.setdefault(ref.source, set()).add(ref.key)
+        return self._keys.get(source, set())
+
+
+Wanting = Callable[[Ref], Iterable[Plan]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +67,8 @@ class _Group:
     def window(self, scene: Scene) -> int:
         """The transit window, in shards: what the group uses while a shard is on its way, and half as much again."""
         first = max(self.plans, key=lambda plan: plan.position)
-        course, source = first.course, first.source
-        here = sum(ref.source == source and course.next_use(ref.key) is not None for ref in scene.here)
-        most = min(int(OF_CAP * scene.cap), max(1, int(OF_MISSES * (course.wanted - here))))
+        misses = first.course.wanted - first.course.among(scene.keys(first.source))
+        most = min(int(OF_CAP * scene.cap), max(1, int(OF_MISSES * misses)))
         gaps = [plan.gap for plan in self.plans if plan.gap]
         return max(1, min(most, math.ceil(AHEAD * scene.fetch / (min(gaps) if gaps else 1.0))))
 
@@ -83,13 +93,18 @@ def _grouped(plans: Sequence[Plan]) -> list[_Group]:
     return [_Group(group) for group in groups.values()]
 
 
-def choose(plans: Sequence[Plan], scene: Scene, limit: int) -> list[Wanted]:
-    """What to fetch now, the soonest needed first, `limit` and the window at the most."""
+def choose(plans: Sequence[Plan], scene: Scene, limit: int, wanting: Wanting | None = None) -> list[Wanted]:
+    """What to fetch now, the soonest needed first, `limit` and the window at the most.
+
+    `wanting` names the plans that may want a shard; without it all are looked through.
+    """
+    wanting = wanting or (lambda _: plans)
     windows = [(group, group.window(scene)) for group in _grouped(plans)]
     transit = min(max(1, int(OF_CAP * scene.cap)), sum(size for _, size in windows))
-    chosen = {one.ref: one for one in _allowed(plans, scene, scene.cap - transit, limit + transit)}
+    chosen = {one.ref: one for one in _allowed(plans, scene, scene.cap - transit, limit + transit, wanting)}
+    free = scene.cap - len(scene.here)  # what displaces nothing costs nothing
     for group, size in windows:
-        for one in group.next_missing(scene, max(0, size - group.unread(scene))):
+        for one in group.next_missing(scene, max(0, free, size - group.unread(scene))):
             chosen.setdefault(one.ref, one)
     return sorted(chosen.values(), key=lambda one: one.due)[:limit]
 
@@ -105,9 +120,9 @@ def _next_missing(plan: Plan, scene: Scene, most: int) -> Iterator[Wanted]:
             yield Wanted(ref, plan.when(index), plan)
 
 
-def _allowed(plans: Sequence[Plan], scene: Scene, cap: int, most: int) -> list[Wanted]:
+def _allowed(plans: Sequence[Plan], scene: Scene, cap: int, most: int, wanting: Wanting) -> list[Wanted]:
     """Fetches that MIN lets begin now, of the first `most` misses."""
-    game = _Game(plans, scene.here, cap)
+    game = _Game(plans, scene.here, cap, wanting)
     found: list[Wanted] = []
     misses = 0
     for _ in range(STEPS):
@@ -124,8 +139,10 @@ def _allowed(plans: Sequence[Plan], scene: Scene, cap: int, most: int) -> list[W
 class _Game:
     """MIN, played from here over the merged order of all plans."""
 
-    def __init__(self, plans: Sequence[Plan], here: Collection[Ref], cap: int) -> None:
+    def __init__(self, plans: Sequence[Plan], here: Collection[Ref], cap: int, wanting: Wanting) -> None:
         self._cap = cap
+        self._wanting = wanting
+        self._numbers = {plan.id: number for number, plan in enumerate(plans)}
         self._plans = plans
         self._coming: list[tuple[float, int, int]] = []
         """The next use of each plan: its time, which plan, its index."""
@@ -149,8 +166,9 @@ class _Game:
 
     def _next_use(self, ref: Ref) -> float:
         soonest = math.inf
-        for number, plan in enumerate(self._plans):
-            if plan.source == ref.source:
+        for plan in self._wanting(ref):
+            number = self._numbers.get(plan.id)
+            if number is not None and plan.source == ref.source:
                 later = self._later[number]
                 index = later[ref.key] if ref.key in later else plan.course.next_use(ref.key)
                 if index is not None:

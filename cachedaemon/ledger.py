@@ -184,11 +184,8 @@ class Ledger:
             entry.blocks = blocks
             self._count(entry, 1)
 
-    def replanned(self, moved: Iterable[Ref] | None = None) -> None:
-        """The next uses of these shards are others than before; None: of any."""
-        if moved is None:
-            self._order.rebuild()
-            return
+    def replanned(self, moved: Iterable[Ref]) -> None:
+        """The next uses of these shards are others than before."""
         for ref in moved:
             if (entry := self._ready.get(ref)) is not None:
                 self._order.moved(entry)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections import deque
+from collections.abc import Iterator
 
 from cachedaemon.errors import NoSpace
 from cachedaemon.ledger import Ledger
+from cachedaemon.model import Ref
 from cachedaemon.plans import Plan, Plans
 from cachedaemon.regrets import Regrets
 from cachedaemon.store import Store
+
+AT_ONCE = 500
+"""Shards whose place in the order is looked up between two turns of others."""
 
 
 class PlanFiles:
@@ -20,6 +27,8 @@ class PlanFiles:
         self._regrets = regrets
         self._store = store
         self._ledger = ledger
+        self._to_tell: deque[Iterator[Ref]] = deque()
+        """Shards whose next use is another one, which the ledger was not told yet."""
         self.stirred = asyncio.Event()
         """Set when plans came, went or moved: what to fetch ahead may be something else now."""
         self._step = asyncio.Lock()
@@ -32,14 +41,29 @@ class PlanFiles:
             replaced = self._plans.put(plan)
             if replaced is not None:
                 self._regrets.end(replaced)
+                self._no_more(replaced)
             self._regrets.begin(plan)
             self._changed()
             return file
 
     def _changed(self) -> None:
         self._ledger.protected = {plan.tag for plan in self._plans.running()}
-        self._ledger.replanned()
         self.stirred.set()
+
+    def _no_more(self, plan: Plan) -> None:
+        """What a plan still wanted is used later than was known, or never."""
+        refs = [entry.ref for entry in self._ledger.entries()]
+        course, source = plan.course, plan.source
+        self._to_tell.append(ref for ref in refs if ref.source == source and course.next_use(ref.key) is not None)
+
+    async def settle(self) -> None:
+        """Tell the ledger of next uses that have changed, some at a time: others have their turn between."""
+        while self._to_tell:
+            some = list(itertools.islice(self._to_tell[0], AT_ONCE))
+            if not some:
+                self._to_tell.popleft()
+            self._ledger.replanned(some)
+            await asyncio.sleep(0)
 
     def move(self, name: str, position: int | None) -> bool:
         """A plan was heard of, and perhaps moved; False when there is none."""
@@ -50,13 +74,18 @@ class PlanFiles:
         moved = self._plans.move(plan, position, time.monotonic())
         if plan.position > before:
             self._regrets.use(moved)
-        self._ledger.replanned(moved if reckoned == self._plans.reckoned or len(self._plans) == 1 else None)
+        self._ledger.replanned(moved)
+        if reckoned != self._plans.reckoned and len(self._plans) > 1:
+            self._no_more(plan)
         self.stirred.set()
         return True
 
     def note_idle(self) -> None:
         """Plans without progress for long count no more, until they move."""
-        if self._plans.look(time.monotonic()):
+        changed = self._plans.look(time.monotonic())
+        for plan in changed:
+            self._no_more(plan)
+        if changed:
             self._changed()
 
     async def end(self, name: str) -> bool:
@@ -69,6 +98,7 @@ class PlanFiles:
         if plan is None:
             return False
         self._plans.end(name)  # at once: who ends a plan does not wait for the disk
+        self._no_more(plan)
         self._changed()
         try:
             await self._store.drop_plan(name)

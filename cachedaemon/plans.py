@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cachedaemon.course import Course
@@ -21,6 +21,8 @@ IDLE_LEAST, IDLE_GAPS = 30.0, 10.0
 """A plan is idle after so many seconds, or so many of its mean gaps between two uses, whichever is more, without one."""
 MEASURED = 16
 """Steps over which the rate of use is measured."""
+FEW = 16
+"""Plans of one source that are looked through for each shard; with more there is an index by key."""
 DRIFT = 4.0
 """Mean gaps by which a consumer may be early or late before its uses are reckoned anew."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -44,12 +46,17 @@ class Plan:
     """No progress for too long: nothing is fetched or kept for it until it moves again."""
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MEASURED))
     """When it moved, and to which index."""
-    anchor: tuple[float, int, float] | None = None
-    """A time, the index that was next then, and the seconds from one use to the next: all later uses are reckoned from it."""
+    clock: tuple[float, int, float] = (0.0, 0, 1.0)
+    """A time, the index that was next then, and the seconds from one use to the next: all later uses are reckoned from it.
+
+    What is not measured yet goes by one use a second.
+    """
+    measured: bool = False
 
     def __post_init__(self) -> None:
         """It begins where it is."""
         self.steps.append((self.heard, self.position))
+        self.clock = (self.heard, self.position, 1.0)
 
     @property
     def keys(self) -> int:
@@ -72,8 +79,8 @@ class Plan:
         return now - self.steps[-1][0] > max(IDLE_LEAST, IDLE_GAPS * (self.gap or 0.0))
 
     def when(self, index: int) -> float:
-        """The time of a use. What is not measured yet goes by one use a second."""
-        time, position, gap = self.anchor or (*self.steps[-1], self.gap or 1.0)
+        """The time of a use."""
+        time, position, gap = self.clock
         return time + (index - position) * gap
 
     def advance(self, position: int, now: float) -> list[str]:
@@ -96,14 +103,12 @@ class Plan:
         gap = self.gap
         if gap is None:
             return False
-        if self.anchor is None:
-            return True
         late = abs(self.when(self.position) - self.steps[-1][0])
-        return late > DRIFT * max(gap, self.anchor[2]) and not math.isclose(gap, 0.0)
+        return not self.measured or late > DRIFT * max(gap, self.clock[2])
 
     def reckon(self) -> None:
         """Reckon all later uses from now on, at the rate that was measured."""
-        self.anchor = (*self.steps[-1], self.gap or 1.0)
+        self.clock, self.measured = (*self.steps[-1], self.gap or 1.0), True
 
 
 class Plans:
@@ -112,6 +117,9 @@ class Plans:
     def __init__(self) -> None:
         self._all: dict[str, Plan] = {}
         self._of: dict[str, list[Plan]] = {}
+        self._by_key: dict[Ref, list[Plan]] = {}
+        """Who may want a shard, of sources with many plans."""
+        self._indexed: set[str] = set()
         self.reckoned = 0
 
     def put(self, plan: Plan) -> Plan | None:
@@ -119,27 +127,46 @@ class Plans:
         old = self._all.get(plan.id)
         if old is not None:
             plan.seen_held = old.seen_held
+            self._take_out(old)
         self._all[plan.id] = plan
-        self._sort()
+        of = self._of.setdefault(plan.source, [])
+        of.append(plan)
+        if plan.source in self._indexed:
+            self._index([plan])
+        elif len(of) > FEW:
+            self._indexed.add(plan.source)
+            self._index(of)
         return old
 
-    def _sort(self) -> None:
-        self._of = {}
-        for plan in self._all.values():
-            self._of.setdefault(plan.source, []).append(plan)
+    def _index(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            for key in set(plan.course.keys):
+                self._by_key.setdefault(Ref(plan.source, key), []).append(plan)
+
+    def _take_out(self, plan: Plan) -> None:
+        self._of[plan.source].remove(plan)
+        if plan.source in self._indexed:
+            for key in set(plan.course.keys):
+                ref = Ref(plan.source, key)
+                self._by_key[ref].remove(plan)
+                if not self._by_key[ref]:
+                    del self._by_key[ref]
+        if not self._of[plan.source]:
+            del self._of[plan.source]
+            self._indexed.discard(plan.source)
+
+    def wanting(self, ref: Ref) -> Sequence[Plan]:
+        """All plans that want a shard, and perhaps others: who has many of them looks at few."""
+        return self._by_key.get(ref, ()) if ref.source in self._indexed else self._of.get(ref.source, ())
 
     def get(self, name: str) -> Plan | None:
         """A plan that runs."""
         return self._all.get(name)
 
-    def of(self, source: str) -> list[Plan]:
-        """All plans of a source."""
-        return self._of.get(source, [])
-
     def next_use(self, ref: Ref) -> float:
         """The time of a shard's next use over all plans; infinite when none of them wants it (any more)."""
         soonest = math.inf
-        for plan in self._of.get(ref.source, ()):
+        for plan in self.wanting(ref):
             index = None if plan.idle else plan.course.next_use(ref.key)
             if index is not None:
                 soonest = min(soonest, plan.when(index))
@@ -170,7 +197,8 @@ class Plans:
     def end(self, name: str) -> Plan | None:
         """End a plan; None when there is none."""
         plan = self._all.pop(name, None)
-        self._sort()
+        if plan is not None:
+            self._take_out(plan)
         return plan
 
     def ended(self, held: set[str], now: float) -> list[str]:

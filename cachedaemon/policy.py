@@ -60,11 +60,6 @@ class Order(Generic[T]):
         if one.ticket >= 0:
             self._place(one)
 
-    def rebuild(self) -> None:
-        """All next uses may be others than before."""
-        self._heap = [(self._rank(one), ticket, one) for _, ticket, one in self._heap if one.ticket == ticket]
-        heapq.heapify(self._heap)
-
     def discard(self, one: T) -> None:
         """Take a shard out; its place in the heap is dropped when it comes up, or when most places are such."""
         self._live -= one.ticket >= 0
