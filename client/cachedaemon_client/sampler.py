@@ -203,17 +203,17 @@ class ShardSampler:
 
     # ---- samples
 
-    def samples(self, key: str, count: int) -> list[int]:
-        """Indexes of this rank's samples of a shard that has `count`, in this epoch's order.
+    def samples(self, key: str, count: int, epoch: int | None = None) -> list[int]:
+        """Indexes of this rank's samples of a shard that has `count`, in the order of `epoch`, which is else that being read.
 
         All of them; with `shared`, those that no other rank of the node has. Their numbers then differ by one at most, and
         who has one more changes from shard to shard.
         """
-        shuffle = self._shards.shuffle
-        order = sample_order(self.seed, self._epoch, key, count) if shuffle else list(range(count))
+        number = self._epoch if epoch is None else epoch
+        order = sample_order(self.seed, number, key, count) if self._shards.shuffle else list(range(count))
         if not self._shared:
             return order
-        turn = stream(self.seed, self._epoch, "shares", key).below(self.local_world_size)
+        turn = stream(self.seed, number, "shares", key).below(self.local_world_size)
         return order[(self.rank + turn) % self.local_world_size :: self.local_world_size]
 
     # ---- state

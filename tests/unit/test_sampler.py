@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from itertools import chain, combinations
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cachedaemon_client
 from cachedaemon_client import ShardSampler, sample_order, worker_slice
 
 
@@ -215,6 +218,7 @@ def test_who_has_a_sample_more_changes() -> None:
 def test_without_sharing_a_rank_has_all_samples_of_its_shards() -> None:
     sampler = ranks(4, 4, 2, local_world_size=2)[1]
     assert sampler.samples("a", 9) == sample_order(1, 2, "a", 9)
+    assert sampler.samples("a", 9, epoch=7) == sample_order(1, 7, "a", 9)
     assert ranks(4, 4, 2, shuffle=False)[1].samples("a", 9) == list(range(9))
 
 
@@ -301,3 +305,11 @@ def test_an_epoch_before_the_first_and_a_count_below_none() -> None:
         sampler.set_epoch(-1)
     with pytest.raises(ValueError, match="count = -1"):
         sampler.upcoming(-1)
+
+
+def test_a_program_that_only_opens_shards_starts_without_samplers() -> None:
+    ask = "import sys, cachedaemon_client as c; print('cachedaemon_client.sampler' in sys.modules, c.ShardSampler.__name__)"
+    told = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert told.split() == ["False", "ShardSampler"]
+    with pytest.raises(AttributeError, match="no attribute 'Sampler'"):
+        cachedaemon_client.Sampler  # noqa: B018
