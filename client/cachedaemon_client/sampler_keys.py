@@ -8,12 +8,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import TypeVar, Union
+from typing import TypeVar
 
 from cachedaemon_client.sampler_streams import stream
 
 V = TypeVar("V")
-ByKey = Union[Mapping[str, V], Callable[[str], V]]  # noqa: UP007 - evaluated by Python 3.10, where `|` fails on a generic
+ByKey = Mapping[str, V] | Callable[[str], V]
 """Something for each key: a mapping, or a function of the key."""
 
 HEAVIEST = 1000.0
