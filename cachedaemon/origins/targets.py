@@ -26,8 +26,14 @@ _IN_A_QUERY = "/!$'()*,:@-._~"
 
 
 def placed(url: str, key: str) -> str:
-    """A source's URL with a key in its place; of the key only what that place cannot carry is encoded."""
+    """A source's URL with a key in its place; of the key only what that place cannot carry is encoded.
+
+    A URL that ends with its host has an empty path, whose slash is put in (RFC 9110, 4.2.3): no key may become a part of
+    the host, which secrets are sent to.
+    """
     before, found, after = url.partition(KEY)
+    if not found and not _split(url)[2]:
+        before += "/"
     return before + quote(key, safe=_IN_A_QUERY if found and "?" in before else _SEGMENT) + after
 
 

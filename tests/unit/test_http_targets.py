@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from cachedaemon.conformance import opened, read
-from cachedaemon.errors import OriginRefused
+from cachedaemon.errors import Missing, OriginRefused
 from cachedaemon.origins.targets import followed, is_same_site, placed, sendable, without_user
 from tests.contract.origins.places import certificates
 from tests.fakes import content
@@ -86,6 +87,28 @@ def test_user_and_password() -> None:
     assert without_user("http://u:p@h/") == ("http://h/", "Basic dTpw")
     assert without_user("http://u:p%40%3A@h/") == ("http://h/", "Basic dTpwQDo=")
     assert without_user("http://u@x:p@h/") == ("http://h/", "Basic dUB4OnA=")
+
+
+@pytest.mark.parametrize("key", ["@evil.example/x", ":81/x", ".evil.example/x", "x", "a/b", "?q", "#f", "\\evil"])
+@pytest.mark.parametrize("url", ["http://h", "https://user:word@h:8", "HTTP://[::1]"])
+def test_no_key_becomes_a_part_of_the_host(url: str, key: str) -> None:
+    """Secrets go to the host that is configured, whatever a reader asks for."""
+    whole = placed(url, key)
+    assert whole.startswith(url + "/")
+    assert urlsplit(whole).netloc == urlsplit(url).netloc
+
+
+@pytest.mark.asyncio
+async def test_a_source_without_a_path_asks_its_own_host() -> None:
+    with Origin() as origin, Origin() as other:
+        origin.put("a.bin", data=DATA)
+        other.default(lambda name: other.put(name, data=b"not this one"))
+        place = other.url.removeprefix("http://").rstrip("/")
+        async with opened(origin.url.rstrip("/"), {"headers": {"X-Secret": "word"}}) as source:
+            assert await read(source, "a.bin") == DATA
+            with pytest.raises(Missing):
+                await read(source, f"@{place}/x")
+        assert other.gets == 0
 
 
 def test_a_key_in_its_place() -> None:
