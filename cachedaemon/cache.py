@@ -97,7 +97,7 @@ class Cache:
         self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())  # noqa: PLW0108 - made after this
         self.flights = Flights(ledger, self.grace)
         self.eviction = Eviction(ledger, store, self.grace, self.trash)
-        self.room = Room(ledger, store.usage, self.trash.evict, self._stops, turns.demand_waits)
+        self.room = Room(ledger, store.usage, self.trash.evict, self._stops, turns.is_due_to_another)
         self.used: dict[Ref, Entry] = {}
         """Shards whose last use the disk does not know yet."""
         self.unsynced: asyncio.Queue[Entry] = asyncio.Queue()
@@ -170,9 +170,11 @@ class Cache:
         flight, task, new = self._join(ref)
         promise: Promise | None = None
         try:
-            async with asyncio.timeout_at(_loop_time(deadline)):
+            async with asyncio.timeout_at(_loop_time(deadline)) as limit:
                 promise = (await end_of(task)).pop()
         except TimeoutError:
+            if not limit.expired():  # it is the flight's own, and a fault
+                raise
             raise self._expired(flight) from None
         except Ended:
             return None

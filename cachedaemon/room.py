@@ -43,8 +43,8 @@ class Claim:
 class Room:
     """The queue for room.
 
-    `evict` moves victims to trash and reports to the ledger, `stops` end a flight's try, `demand_waits` says whether a
-    demand waits for a turn to transfer.
+    `evict` moves victims to trash and reports to the ledger, `stops` end a flight's try, `is_due` says whether the turn
+    to transfer that a flight has is waited for by one that goes first.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Room:
         usage: Callable[[], Awaitable[Disk]],
         evict: Callable[[tuple[Entry, ...], str], Awaitable[None]],
         stops: Mapping[Flight, Callable[[], None]],
-        demand_waits: Callable[[], bool],
+        is_due: Callable[[Flight], bool],
     ) -> None:
         self._ledger = ledger
         self._usage = usage
         self._evict = evict
         self._stops = stops
-        self._demand_waits = demand_waits
+        self._is_due = is_due
         self._line = Line()
         self._claims: dict[Flight, Claim] = {}
         """Of those in the line."""
@@ -95,8 +95,8 @@ class Room:
     async def reserve(self, flight: Flight, need: Need, *, holds_turn: bool = False) -> None:
         """Wait until `need` is reserved in all for a flight.
 
-        Raises `TooLarge`, `NoSpace`, or `Partial` for a prefetch; `Impatient` for a prefetch that keeps a demand from
-        its turn (`holds_turn`).
+        Raises `TooLarge`, `NoSpace`, or `Partial` for a prefetch; `Impatient` where it keeps one that goes first from its
+        turn (`holds_turn`): he may be who has the room that it waits for.
         """
         claim = Claim(flight, need, holds_turn)
         self._claims[flight] = claim
@@ -161,6 +161,7 @@ class Room:
                 case NotNow() as full:
                     self._last = asyncio.get_running_loop().time(), full
                     self._make_way(claim)
+                    self._free_turns()
                     return full
                 case Evict():
                     return None  # what was deleted will wake the keeper
@@ -199,7 +200,13 @@ class Room:
         return None
 
     def _is_in_the_way(self, claim: Claim) -> bool:
-        return claim.holds_turn and not claim.flight.demand and self._demand_waits()
+        return claim.holds_turn and self._is_due(claim.flight)
+
+    def _free_turns(self) -> None:
+        """Nobody in the queue gets room at present: those who are in the way need not be its first."""
+        for claim in self._claims.values():
+            if self._is_in_the_way(claim):
+                _refuse(claim, Impatient())
 
     def _has_rivals(self, claim: Claim) -> bool:
         """Whether another source waits for room; a demand lets no prefetch go first."""

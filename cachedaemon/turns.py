@@ -78,9 +78,16 @@ class Turns:
         self._paces.limit(rates)
         self._next()
 
-    def demand_waits(self) -> bool:
-        """Whether any demand waits for a place."""
-        return self._waiting.has_demand()
+    def is_due_to_another(self, flight: Flight) -> bool:
+        """Whether a flight that waits for room keeps its place from one that goes first.
+
+        That is who has room already, since others wait for it, and a demand before a prefetch.
+        """
+        source = flight.ref.source
+        first = self._waiting.first(lambda other: self._has_no_place(other, less=int(other == source)))
+        if first is None:
+            return False
+        return first.demand and first.slot if flight.demand else first.demand or first.slot
 
     def allowance(self, source: str) -> Allowance:
         """How many connections a source is given now; one to those that were removed and have transfers left."""

@@ -10,10 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from cachedaemon.cache import PATIENCE
 from tests.fakes import content, disk
 from tests.fakes.daemon import Daemon
 from tests.fakes.mounts import small_tmpfs
@@ -184,6 +186,28 @@ def arrivals(daemon: Daemon) -> Iterator[list[str]]:
 
 
 # ---- transfers that grow
+
+
+def test_who_has_the_room_that_others_wait_for_gets_a_turn_from_them() -> None:
+    """C-24: a transfer that begins again waits for no turn of those who wait for its room."""
+    with Origin() as origin, Daemon({"s": {"url": origin.url, "concurrency": 2}}, max_shards=1, grace="50ms") as daemon:
+        gate = Gate(1000)
+        origin.put("first", MB, etag=None, gate=gate, cut=[2000])
+        origin.default(lambda name: origin.put(name, 1000))
+        with arrivals(daemon) as arrived, ThreadPoolExecutor(5) as pool:
+            asked = [pool.submit(daemon.path, "s", "first")]
+            assert gate.reached.wait(20)
+            for number in range(4):
+                asked.append(pool.submit(daemon.path, "s", f"{number}"))
+                until(lambda number=number: daemon.status()["waiters"] == number + 2, 20, "all who wait")  # type: ignore[misc]
+            until(lambda: origin.gets == 2, 20, "the other turn is taken too")
+            began = time.monotonic()
+            gate.open()
+            for one in asked:
+                one.result(20)
+            assert time.monotonic() - began < PATIENCE - 2
+            until(lambda: len(arrived) == 5, 20, "all to have come")
+            assert arrived == ["first", "0", "1", "2", "3"]
 
 
 def test_growing_transfers_end_one_after_the_other() -> None:

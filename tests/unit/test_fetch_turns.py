@@ -468,3 +468,29 @@ def test_a_line_keeps_its_order_whatever_comes_goes_and_rises(steps: list[tuple[
         line.remove(one)
         seen.append(one)
     assert seen == sorted(here, key=lambda one: one.rank)
+
+
+@pytest.mark.asyncio
+async def test_a_place_is_due_to_who_has_room_and_to_a_demand_before_a_prefetch() -> None:
+    ground = Ground(Turns(2, {"s": 1, "t": 1}, {}))
+    mine = {demand: flight(9, demand=demand) for demand in (True, False)}
+
+    def due() -> list[bool]:
+        return [ground.turns.is_due_to_another(mine[demand]) for demand in (True, False)]
+
+    with_room = {demand: flight(5 + demand, demand=demand) for demand in (True, False)}
+    for one in with_room.values():
+        one.slot = True
+    try:
+        await ground.start(flight(1), flight(2, source="t"), flight(3, demand=False))
+        assert due() == [False, False]
+        await ground.start(flight(4, source="t"))
+        assert due() == [False, False], "a place of this source would not help it"
+        await ground.start(flight(7))
+        assert due() == [False, True]
+        await ground.start(with_room[False])
+        assert due() == [False, True], "a demand has the prefetch stopped that has its room"
+        await ground.start(with_room[True])
+        assert due() == [True, True]
+    finally:
+        await ground.close()

@@ -32,8 +32,8 @@ class Rig:
         self.gate = asyncio.Event()
         self.gate.set()
         self.stops: dict[Flight, Callable[[], None]] = {}
-        self.demand_waits = False
-        self.room = Room(self.ledger, self._usage, self._evict, self.stops, lambda: self.demand_waits)
+        self.due: Callable[[Flight], bool] = lambda _: False
+        self.room = Room(self.ledger, self._usage, self._evict, self.stops, lambda flight: self.due(flight))  # noqa: PLW0108 - set later
         self.tasks: list[asyncio.Task[None]] = []
 
     async def _usage(self) -> Disk:
@@ -286,9 +286,23 @@ async def test_a_waiting_prefetch_leaves_its_turn_to_a_demand() -> None:
         await until(lambda: rig.room.full)
         assert not task.done()
         demand.cancel()
-        rig.demand_waits = True
+        rig.due = lambda flight: not flight.demand
         with pytest.raises(Impatient):
             await task
+
+
+@pytest.mark.asyncio
+async def test_whoever_waits_with_a_turn_that_is_due_to_another_gives_it_back_wherever_it_stands() -> None:
+    async with running(caps(1)) as rig:
+        rig.fill(1, leased=True)
+        first = rig.claim(ask(rig.ledger, "first"))
+        behind = [rig.claim(ask(rig.ledger, f"behind{n}"), holds_turn=True) for n in range(2)]
+        await until(lambda: rig.room.full)
+        rig.due = lambda _: True
+        for task in behind:
+            with pytest.raises(Impatient):
+                await task
+        assert not first.done()
 
 
 @pytest.mark.asyncio
