@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cachedaemon.config import Fetch, Source, is_fsspec, origin_class, scheme_of
-from cachedaemon.errors import CacheDaemonError, ConfigError
+from cachedaemon.config import Fetch, Source, is_fsspec, scheme_of
 from cachedaemon.metrics import Metrics
 from cachedaemon.origins.ais import AisOrigin
 from cachedaemon.origins.anything import FsspecOrigin
 from cachedaemon.origins.base import Origin, Piece, Stream
+from cachedaemon.origins.brought import brought
 from cachedaemon.origins.file import FileOrigin
 from cachedaemon.origins.http import HttpOrigin
 from cachedaemon.origins.videos import VideoOrigin
@@ -40,17 +40,7 @@ def origin_of(name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Orig
     """
     scheme = "http" if source.urls is not None else scheme_of(source.url)
     ours = FsspecOrigin if is_fsspec(scheme) else _SCHEMES.get(scheme)
-    return ours(name, source, fetch, metrics) if ours else _brought(scheme, name, source, fetch, metrics)
-
-
-def _brought(scheme: str, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> Origin:
-    try:
-        made: Origin = origin_class(scheme)(name, source, fetch, metrics)
-    except CacheDaemonError:
-        raise
-    except Exception as cause:  # what it says may hold the URL, which may be secret
-        raise ConfigError(f"sources.{name}: the origin for {scheme} cannot be made ({type(cause).__name__})") from cause
-    return made
+    return ours(name, source, fetch, metrics) if ours else brought(scheme, name, source, fetch, metrics)
 
 
 __all__ = ["Origin", "Piece", "Stream", "origin_of"]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.fakes.daemon import Daemon
+from tests.fakes.waiting import until
 
 PAGE = PROJECT / "docs/origins/writing.md"
 
@@ -154,7 +155,7 @@ class Stream:
 
 
 def test_an_origin_with_bugs_harms_itself_only(folder: Path) -> None:
-    """What it raises is told as the daemon's own error, without its words; all else goes on, and the end comes in time."""
+    """What it raises is told without its words; all else goes on, and the end comes in time."""
     (folder / "buggy.py").write_text(BUGGY)
     (folder / "set").mkdir()
     (folder / "set/a").write_bytes(b"a")
@@ -163,9 +164,82 @@ def test_an_origin_with_bugs_harms_itself_only(folder: Path) -> None:
     with Daemon(sources, env={"PYTHONPATH": str(folder)}) as daemon:
         for key in ("opening", "reading"):
             answer = daemon.acquire("s", key)
-            assert (answer.status, answer.code) == (500, "internal")
+            assert (answer.status, answer.code) == (502, "origin_refused")
             assert "hush" not in str(answer.body)
         assert daemon.acquire("good", "a").status == 200
         assert daemon.cli("prefetch", "s").status == 1
         daemon.audit()
         assert daemon.stop() == 0
+
+
+RAISING = """
+from contextlib import asynccontextmanager
+from cachedaemon.model import Validators
+class Stream:
+    validators, digests, has_parts = Validators(), (), False
+    def __init__(self, key):
+        self.key, self.size = key, {"size": "3", "negative": -3}.get(key, 3)
+        if key in ("digests", "validators"):
+            setattr(self, key, ["hunter2"])
+    async def pieces(self):
+        yield "hunter2" if self.key == "text" else [b"a"]
+        if self.key == "middle":
+            raise RuntimeError("hunter2")
+        yield [b"bc"]
+class Origin:
+    def __init__(self, name, source, fetch, metrics):
+        pass
+    async def look(self):
+        raise KeyError("hunter2")
+    def check_key(self, key):
+        if key == "check":
+            raise KeyError("hunter2")
+    @asynccontextmanager
+    async def open(self, key, known=None):
+        if key in ("ValueError", "TimeoutError", "StopAsyncIteration"):
+            raise __builtins__[key]("hunter2")
+        if key == "nothing":
+            return
+        try:
+            yield Stream(key)
+        finally:
+            if key == "end":
+                raise KeyError("hunter2")
+    async def keys(self):
+        return ["a", None]
+    async def close(self):
+        raise KeyError("hunter2")
+"""
+
+
+def test_an_origin_that_breaks_the_contract_hurts_itself_only(folder: Path) -> None:
+    """Its failures name shard and place, and show nothing of what it says; an outage it is only where the system says so."""
+    (folder / "raising_origin.py").write_text(RAISING)
+    install(folder, "raising", raising="raising_origin:Origin", straight="raising_origin:Stream")
+    sources = {"s": "raising://hunter2", "straight": "straight://x"}
+    with Daemon(sources, env={"PYTHONPATH": str(folder)}, fetch={"retries": 0}, begin=False) as daemon:
+        daemon.tables["sources"].pop("straight")
+        daemon.start()
+        assert daemon.path("s", "abc").read_bytes() == b"abc"
+        for key in ("ValueError", "StopAsyncIteration", "check", "nothing", "middle", "end"):
+            answer = daemon.acquire("s", key)
+            assert answer.code == "origin_refused", answer.body
+            assert answer.body["error"]["message"].startswith(f"s/{key}: its origin fails (")
+        answer = daemon.acquire("s", "TimeoutError")
+        assert answer.code == "origin_unavailable"
+        assert "TimeoutError in raising_origin.py, line" in answer.body["error"]["message"]
+        for key in ("size", "negative", "digests", "validators", "text"):
+            assert "its origin breaks the contract" in daemon.acquire("s", key).body["error"]["message"]
+        assert "s/*: its origin breaks the contract of origins in its keys" in daemon.cli("prefetch", "s").err
+        assert daemon.cli("check-config", "--config", str(daemon.config)).status == 0
+        del daemon.tables["sources"]["s"]
+        daemon.tables["sources"]["straight"] = {"url": "straight://x"}
+        daemon.reload()
+        until(lambda: "sources.straight: the origin for straight cannot be made (TypeError)" in daemon.log, 10)
+        daemon.tables["sources"] = {"t": {"url": "raising:x"}}
+        daemon.reload()
+        until(lambda: daemon.acquire("s", "abc").code == "unknown_source", 10)
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log
+        assert "(KeyError in raising_origin.py, line" in daemon.log
+        assert "KeyError: 'hunter2'" not in daemon.log
