@@ -26,6 +26,7 @@ from cachedaemon.jobs import Jobs
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Caps, Ref
+from cachedaemon.noticed import Noticed
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
@@ -37,6 +38,7 @@ from cachedaemon.store.layout import Layout, Modes
 from cachedaemon.turns import Turns
 from cachedaemon.upkeep import Upkeep
 from cachedaemon.verify import Verify
+from cachedaemon.watch import Folders
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,8 @@ class Daemon:
         cache = settings.cache
         self.metrics = Metrics(__version__)
         self.events = Events()
+        self.noticed = Noticed(self.events)
+        self.folders = Folders(self.noticed)
         self.plans = Plans()
         self.sources = Sources(self.metrics)
         self.sources.take(self.sources.made(settings.sources, settings.fetch, anew=True))
@@ -113,6 +117,7 @@ class Daemon:
             scrape = listen.tcp(*server.http) if server.http else None
             await self._open_cache()
             background = asyncio.create_task(self.upkeep.run(self.ahead.run), name="upkeep")
+            await self.folders.follow(self.sources.all())
             runners = [
                 await self._listen(application(self._api(), self._watch(), lambda: self._generation), listener.bind())
             ]
@@ -155,6 +160,7 @@ class Daemon:
             plans=self.plans,
             plan_files=self.plan_files,
             events=self.events,
+            noticed=self.noticed,
             metrics=self.metrics,
             view=self.view,
             policy=lambda: self.settings.cache.policy,
@@ -182,6 +188,7 @@ class Daemon:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self.folders.close()
         await self.prefetch.close()
         await self.verify.close()
         await self.cache.drain()
@@ -260,6 +267,7 @@ class Daemon:
         self.turns.limit(new.fetch.concurrency, self.sources.limits(), self.sources.rates())
         logging.getLogger().setLevel(new.log.level.upper())
         self.cache.room.changed()
+        await self.folders.follow(self.sources.all())
         self._look_at([one for one in self.sources.all() if one not in before])
 
     async def _take_sources(self, made: list[Configured]) -> None:

@@ -103,12 +103,15 @@ def watch(
     everything: Annotated[bool, typer.Option("--all", help="Also what was evicted or failed.")] = False,
     socket: Socket = None,
 ) -> None:
-    """Print a JSON line for each shard that becomes local, from now on; waits out restarts of the daemon."""
+    """Print a JSON line for each shard that becomes local or appears in a watched folder, from now on.
+
+    Waits out restarts of the daemon.
+    """
     from cachedaemon.cli.stream import events  # noqa: PLC0415 - brings http.client with it
 
     link = Link(socket)
     if source is not None:
         require(link, source)
     for event in events(link.path):
-        if (everything or event["event"] == "ready") and source in (None, event["source"]):
+        if (everything or event["event"] in ("ready", "appeared")) and source in (None, event["source"]):
             print(json.dumps(event), flush=True)  # noqa: T201 - the command's output

@@ -34,6 +34,8 @@ def problems(settings: Settings, *, need_sources: bool) -> list[str]:
 
 
 def _of_source(path: str, source: Source) -> Iterator[str]:
+    if source.watch and not (source.url.startswith("file:") and source.url.endswith("/") and KEY not in source.url):
+        yield f"{path}.watch: true is refused: allowed is a source whose url is a folder, file:///PATH/ with the last slash"
     if source.urls is not None:
         if source.url:
             yield f"{path}.urls: is refused beside a url: allowed is one of the two"

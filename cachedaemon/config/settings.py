@@ -211,6 +211,9 @@ class Source(_Section):
         "never", "`never` (shards never change), `always`, or for how long an answer of the origin holds"
     )
     settle: Duration = _setting("2s", "age from which a file of a `file` source counts as written")
+    watch: Switch = _setting(
+        default=False, description="tell of each file that appears in the folder of a `file` source"
+    )
     checksums: Key = _setting(None, "key of a manifest of digests beside the shards, which vouches for all of them")
     urls: ReadableFile = _setting(None, "file that maps keys to whole URLs, in place of `url`; read again on a change")
     headers: Headers = _setting({}, "request headers; a value can be `file:PATH` or `env:NAME`")

@@ -3,7 +3,8 @@
 Standard input is a socket of requests (SOCK_SEQPACKET, unix(7)): JSON, with two descriptors each: a socket for the
 conversation and the end of a pipe for data. `{"open": KEY}` answers the file's state, then each line `look` again, and
 `read START STOP` pours these bytes into the pipe, closes that, and answers the state after it. `{"walk": true}` answers lists of keys
-until an empty one, `{"check": true}` an empty object where the folder is there. A failed call answers `{"errno": N, "why": TEXT}`. Whoever closes the conversation is done with it.
+until an empty one, `{"check": true}` an empty object where the folder is there, `{"watch": SETTLE}` what
+`mounts/watched.py` says. A failed call answers `{"errno": N, "why": TEXT}`. Whoever closes the conversation is done with it.
 
 It dies with the daemon, and when the daemon closes the socket; a thread that hangs then is left to the kernel.
 """
@@ -25,6 +26,7 @@ from io import FileIO
 from typing import Any
 
 from cachedaemon.mounts.tree import File, Tree
+from cachedaemon.mounts.watched import Watched
 
 REQUEST_MOST = 64 << 10
 """Bytes of one request."""
@@ -59,6 +61,8 @@ class Call:
             self._open(tree, self.said["open"])
         elif "walk" in self.said:
             self._walk(tree)
+        elif "watch" in self.said:
+            Watched(tree, self.said["watch"], self._say).run()
         else:
             tree.check()
             self._say({})

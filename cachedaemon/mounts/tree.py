@@ -75,6 +75,15 @@ class Tree:
     def walk(self) -> Iterator[str]:
         """All keys, in no order; only regular files, and only names that can be a key (UTF-8)."""
         self.check()
+        yield from self.files()
+
+    @property
+    def top(self) -> str:
+        """The folder that all keys lie below."""
+        return self._top()[0]
+
+    def files(self) -> Iterator[str]:
+        """All keys, as `walk` says them, of a folder that may well be empty."""
         top, start = self._top()
         cut = len(self._place.rstrip("/")) + 1 if self._is_inside() else len(self._place)
         for path in _files(top):

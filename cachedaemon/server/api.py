@@ -19,6 +19,7 @@ from cachedaemon.events import Events
 from cachedaemon.jobs import Jobs
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
+from cachedaemon.noticed import ENDED, Noticed
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans, is_plan_id
 from cachedaemon.prefetch import Prefetch
@@ -55,6 +56,7 @@ class Api:
         plans: Plans,
         plan_files: PlanFiles,
         events: Events,
+        noticed: Noticed,
         metrics: Metrics,
         view: View,
         policy: Callable[[], str],
@@ -67,6 +69,7 @@ class Api:
         self._plans = plans
         self._plan_files = plan_files
         self._events = events
+        self._noticed = noticed
         self._metrics = metrics
         self._view = view
         self._policy = policy
@@ -241,9 +244,12 @@ class Api:
         return web.Response(status=204)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events (HTML Living Standard, 9.2), from now on."""
+        """Server-sent events (HTML Living Standard, 9.2), from now on; or, with `watch`, what lies in that source's folder, and what comes."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        with self._events.listen() as queue:
+        source = request.query.get("watch")
+        with (
+            self._events.listen() if source is None else self._noticed.listen(self._cache.sources[source].name) as queue
+        ):
             await response.prepare(request)
             await response.write(b": from now on\n\n")
             while True:
@@ -254,6 +260,8 @@ class Api:
                     continue
                 data = json.dumps({"source": event.ref.source, "key": event.ref.key, **event.details})
                 await response.write(f"event: {event.name}\ndata: {data}\n\n".encode())
+                if event.name == ENDED:
+                    return response
 
 
 async def _parts(items: list[T]) -> AsyncIterator[list[T]]:
