@@ -28,6 +28,7 @@ _SHARE = 50
 _AFTER = 0.05
 """Seconds between a look and the next one, at least: what comes in a burst is looked at together."""
 _SHARE_STIRRED = 4
+"""A pause after a look lasts so many times as long as that, as far as nobody has to wait for it."""
 _BEAT = 1.0
 """Seconds after which it says that it is alive."""
 _AT_ONCE = 500
@@ -109,7 +110,7 @@ class Watched:
 
     def _rest(self, took: float) -> None:
         """Until something stirs, a file may be complete, or the time has come; a moment at the least."""
-        least = max(_AFTER, _SHARE_STIRRED * took)
+        least = max(_AFTER, min(_SHARE_STIRRED * took, max(_EVERY, took)))
         self._wait(least, for_stirs=False)
         left = min(max(_EVERY, _SHARE * took), self._looks.due(time.monotonic())) - least
         self._wait(left, for_stirs=True)

@@ -15,7 +15,7 @@ from aiohttp import web
 from cachedaemon.cache import Answer, Cache
 from cachedaemon.course import Course
 from cachedaemon.errors import BadRequest, CacheDaemonError, NotFound
-from cachedaemon.events import Events
+from cachedaemon.events import Event, Events
 from cachedaemon.jobs import Jobs
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
@@ -254,14 +254,19 @@ class Api:
             await response.write(b": from now on\n\n")
             while True:
                 try:
-                    event = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                    told = [await asyncio.wait_for(queue.get(), HEARTBEAT)]
                 except TimeoutError:
                     await response.write(b": alive\n\n")
                     continue
-                data = json.dumps({"source": event.ref.source, "key": event.ref.key, **event.details})
-                await response.write(f"event: {event.name}\ndata: {data}\n\n".encode())
-                if event.name == ENDED:
+                told += [queue.get_nowait() for _ in range(min(queue.qsize(), AT_ONCE))]
+                await response.write("".join(map(_as_text, told)).encode())
+                if told[-1].name == ENDED:
                     return response
+
+
+def _as_text(event: Event) -> str:
+    data = json.dumps({"source": event.ref.source, "key": event.ref.key, **event.details})
+    return f"event: {event.name}\ndata: {data}\n\n"
 
 
 async def _parts(items: list[T]) -> AsyncIterator[list[T]]:

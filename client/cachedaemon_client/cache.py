@@ -21,6 +21,8 @@ from cachedaemon_client.shard import Shard
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from cachedaemon_client.watch import Watch
+
 TRIES = 3
 """How often a shard is asked for again that was evicted before it could be leased."""
 RENEWAL = 10.0
@@ -107,6 +109,15 @@ class ShardCache(Local[Plan]):
     def as_ready(self, keys: Iterable[str]) -> Iterator[Shard]:
         """Opened shards in the order in which they become local; each is closed when the next is asked for."""
         return as_ready(self, self.keys_of(keys))
+
+    def watch(self, *, idle: float | None = None) -> Watch:
+        """Opened shards of a watched folder in the order in which their files appear, for as long as some do.
+
+        It ends after `idle` seconds without a new file; None: never. See `Watch`.
+        """
+        from cachedaemon_client.watch import Watch  # noqa: PLC0415 - most readers do without
+
+        return Watch(self, idle)
 
     def status(self) -> dict[str, Any]:
         """The daemon's state, as `GET /v1/status` says it."""
