@@ -75,6 +75,8 @@ def ais_token(secret: Secret) -> str:
 
 def problems(path: str, source: Source) -> Iterator[str]:
     """A line for each problem of an AIStore source that no single setting has."""
+    if source.endpoint is None:
+        yield f"{path}.endpoint: is required: allowed is the URL of a gateway, here or in $AIS_ENDPOINT"
     if source.credentials is not None:
         try:
             ais_token(source.credentials)

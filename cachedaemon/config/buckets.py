@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cachedaemon.config.credentials import credentials_of
+from cachedaemon.config.credentials import account_of, credentials_of
 from cachedaemon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,16 +20,6 @@ _ALLOWED = (
     "allowed are s3://BUCKET/PREFIX, gs://BUCKET/PREFIX and az://CONTAINER/PREFIX; a prefix is taken as it stands (% is a "
     "percent sign), and has no ?, #, control character, empty or dotted segment"
 )
-
-
-_WITH_EFFECT = {
-    "region": ("s3",),
-    "anonymous": SCHEMES,
-    "endpoint": (*SCHEMES, "ais"),
-    "credentials": (*SCHEMES, "ais"),
-    "etl": ("ais",),
-}
-"""Schemes of this distribution whose sources each setting of object stores does something for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +66,25 @@ def fault(name: str) -> str | None:
     return None
 
 
-def problems(path: str, scheme: str, source: Source) -> Iterator[str]:
+def problems(path: str, scheme: str, source: Source, environ: Mapping[str, str]) -> Iterator[str]:
     """A line for each problem of an object store's source that no single setting has."""
-    yield from useless(path, scheme, source)
-    if source.headers:
-        yield f"{path}.headers: object stores are not sent any; allowed is none, so leave it out"
     if source.anonymous and source.credentials is not None:
         yield f"{path}.anonymous: true is refused beside credentials: allowed is one of the two"
+    options: Mapping[str, str] = {}
     if source.credentials is not None:
         try:
-            credentials_of(scheme, source.credentials)
+            options = credentials_of(scheme, source.credentials).options
         except (ConfigError, ValueError) as cause:
             yield f"{path}.credentials: {cause}"
+            return
+    if scheme == "az" and not _has_account(source, options, environ):
+        yield (
+            f"{path}.endpoint: no account is named: allowed are https://ACCOUNT.blob.core.windows.net here, a connection "
+            "string in credentials, or the account's name in $AZURE_STORAGE_ACCOUNT_NAME"
+        )
 
 
-def useless(path: str, scheme: str, source: Source) -> Iterator[str]:
-    """A line for each setting of object stores that has no effect on a source of this scheme."""
-    for setting, schemes in _WITH_EFFECT.items():
-        if scheme not in schemes and getattr(source, setting) is not None:
-            yield f"{path}.{setting}: has no effect on a source of {scheme}: allowed is none, so leave it out"
+def _has_account(source: Source, options: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Whether Azure's account is known, from where the client library and we take it."""
+    named = any(environ.get(name) for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"))
+    return named or "account_name" in options or account_of(source.endpoint or "") is not None

@@ -9,53 +9,65 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from cachedaemon.config import aistore, buckets, extras, plugins
+from cachedaemon.config.effects import useless
 from cachedaemon.config.urls import KEY, folder_of, scheme_of, schemes
 from cachedaemon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from cachedaemon.config.settings import Settings, Source
+    from cachedaemon.config.settings import Cache, Settings, Source
 
 _LOOK = 5.0  # seconds; a look at a mount that hangs never returns
 
 
-def problems(settings: Settings, *, need_sources: bool) -> list[str]:
+def problems(settings: Settings, environ: Mapping[str, str], *, need_sources: bool) -> Iterator[str]:
     """A line for each problem."""
-    found = []
-    if not settings.cache.max_shards and not settings.cache.max_bytes:
-        found.append("cache.max_bytes: 0 is refused while cache.max_shards is 0: allowed is a cap in one of them")
     if need_sources and not settings.sources:
-        found.append("sources: there is none: allowed are tables [sources.NAME] with a url, or --source NAME=URL")
-    for name, source in settings.sources.items():
-        found += _of_source(f"sources.{name}", source)
-        found += _overlap(settings.cache.dir, name, source)
-    return found
+        yield "sources: there is none: allowed are tables [sources.NAME] with a url, or --source NAME=URL"
+    yield from of_parts(settings.cache, settings.sources, environ)
 
 
-def _of_source(path: str, source: Source) -> Iterator[str]:
+def of_parts(cache: Cache | None, sources: Mapping[str, Source], environ: Mapping[str, str]) -> Iterator[str]:
+    """A line for each problem of what is good setting by setting; `cache` is None where it is not."""
+    if cache is not None and not cache.max_shards and not cache.max_bytes:
+        yield "cache.max_bytes: 0 is refused while cache.max_shards is 0: allowed is a cap in one of them"
+    for name, source in sources.items():
+        yield from _of_source(f"sources.{name}", source, environ)
+        if cache is not None:
+            yield from _overlap(cache.dir, name, source)
+
+
+def _of_source(path: str, source: Source, environ: Mapping[str, str]) -> Iterator[str]:
+    yield from _of_urls(path, source)
+    scheme = "http" if source.urls is not None else scheme_of(source.url)
+    if scheme in schemes() or extras.is_fsspec(scheme):
+        yield from useless(path, scheme, source)
+    if scheme == extras.YTDLP or extras.is_fsspec(scheme):
+        yield from extras.problems(path, source)
+    elif scheme in buckets.SCHEMES:
+        yield from buckets.problems(path, scheme, source, environ)
+    elif scheme == "ais":
+        yield from aistore.problems(path, source)
+    elif scheme and scheme not in schemes():
+        yield from _of_plugin(path, scheme)
+
+
+def _of_urls(path: str, source: Source) -> Iterator[str]:
     if source.watch and not (source.url.startswith("file:") and source.url.endswith("/") and KEY not in source.url):
         yield f"{path}.watch: true is refused: allowed is a source whose url is a folder, file:///PATH/ with the last slash"
     if source.urls is not None:
         if source.url:
             yield f"{path}.urls: is refused beside a url: allowed is one of the two"
-        yield from buckets.useless(path, "http", source)
     elif not source.url:
         yield f"{path}.url: is required, or a file of URLs in {path}.urls"
-    elif (scheme := scheme_of(source.url)) == extras.YTDLP or extras.is_fsspec(scheme):
-        yield from extras.problems(path, source)
-    elif scheme in buckets.SCHEMES:
-        yield from buckets.problems(path, scheme, source)
-    elif scheme == "ais":
-        yield from buckets.useless(path, scheme, source)
-        yield from aistore.problems(path, source)
-    elif scheme not in schemes():
-        try:
-            plugins.origin_class(scheme)
-        except ConfigError as cause:
-            yield f"{path}.url: {cause}"
-    else:
-        yield from buckets.useless(path, scheme, source)
+
+
+def _of_plugin(path: str, scheme: str) -> Iterator[str]:
+    try:
+        plugins.origin_class(scheme)
+    except ConfigError as cause:
+        yield f"{path}.url: {cause}"
 
 
 def _overlap(cache: Path, name: str, source: Source) -> list[str]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from cachedaemon.config.settings import Settings, Source
 from cachedaemon.config.urls import redacted
+from cachedaemon.config.values import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ def shown(keys: Keys, value: object) -> str:
     if is_url or (isinstance(value, str) and "://" in value):  # what was pasted into a wrong place may be signed too
         text = redacted(value)
     elif isinstance(value, dict | list) or (keys[0] == "sources" and len(keys) < 3):
-        return f"a {type(value).__name__}"  # it may hold secrets
+        return kind_of(value)  # it may hold secrets
     else:
         text = repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from cachedaemon.config.effects import FSSPEC
 from cachedaemon.config.secret import json_of
 from cachedaemon.errors import ConfigError
 
 if TYPE_CHECKING:
     from cachedaemon.config.settings import Source
 
-FSSPEC = "fsspec+"
-"""What the scheme begins with; fsspec's own protocol follows."""
 YTDLP = "ytdlp"
 YOUTUBE = "https://www.youtube.com/watch?v={key}"
 """What the url `ytdlp:` stands for."""
 _OURS = {"file": "file://", "local": "file://", "http": "http://", "https": "https://"}
 _CACHES = frozenset({"filecache", "blockcache", "simplecache", "cached"})
-_USELESS = {
-    FSSPEC: ("headers", "proxy", "ca", "endpoint", "region", "anonymous", "etl"),
-    YTDLP: ("headers", "ca", "credentials", "endpoint", "region", "anonymous", "etl"),
-}
+_PACKAGES = {"smb": ("smbclient", "smbprotocol")}
+"""By protocol, the module that fsspec's own implementation imports, and the package that brings it under another name."""
 
 
 def is_fsspec(scheme: str) -> bool:
@@ -69,17 +66,16 @@ def check_ytdlp(url: str) -> str:
 
 
 def problems(path: str, source: Source) -> Iterator[str]:
-    """What is missing, and what has no effect."""
+    """What is missing."""
     scheme = source.url.partition(":")[0].lower()
     kind, package = (FSSPEC, "fsspec") if is_fsspec(scheme) else (YTDLP, "yt_dlp")
     if find_spec(package) is None:
         extra = package.replace("_", "")
-        yield f"{path}.url: {scheme} needs a package that is not installed: pip install 'cachedaemon[{extra}]'"
-        return
-    for name in _USELESS[kind]:
-        if getattr(source, name) != type(source).model_fields[name].default:
-            yield f"{path}.{name}: has no effect on a source of {scheme}: allowed is none, so leave it out"
-    if kind == FSSPEC:
+        yield (
+            f"{path}.url: {scheme} needs a package that is not installed: "
+            f"pip install ./client '.[{extra}]' in a checkout of cachedaemon brings it"
+        )
+    elif kind == FSSPEC:
         yield from _of_fsspec(path, scheme.removeprefix(FSSPEC), source)
 
 
@@ -88,11 +84,28 @@ def _of_fsspec(path: str, protocol: str, source: Source) -> Iterator[str]:
 
     known = known_implementations.get(protocol)
     if known is None and not entry_points(group="fsspec.specs", name=protocol):
-        yield f"{path}.url: fsspec has no protocol {protocol!r}: allowed are {', '.join(sorted(known_implementations))}"
-    elif known is not None and find_spec(known["class"].partition(".")[0]) is None:
-        yield f"{path}.url: fsspec+{protocol} needs a package that is not installed: {known.get('err', known['class'])}"
+        allowed = ", ".join(name for name in sorted(known_implementations) if _is_allowed(name))
+        yield f"{path}.url: fsspec has no protocol {protocol!r}: allowed are {allowed}"
+    elif known is not None and (missing := _missing(protocol, known)):
+        yield f"{path}.url: fsspec+{protocol} needs a package that is not installed: {missing}"
     if source.credentials is not None:
         yield from _options(path, source)
+
+
+def _is_allowed(protocol: str) -> bool:
+    try:
+        check_fsspec(f"{FSSPEC}{protocol}://host/")
+    except ValueError:
+        return False
+    return True
+
+
+def _missing(protocol: str, known: Mapping[str, str]) -> str | None:
+    """What to install for a protocol; None: nothing, as far as that can be told without importing it."""
+    module, package = _PACKAGES.get(protocol, (known["class"].partition(".")[0], ""))
+    if find_spec(module) is not None:
+        return None
+    return f"pip install {package}" if package else known.get("err", known["class"])
 
 
 def _options(path: str, source: Source) -> Iterator[str]:

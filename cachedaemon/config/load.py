@@ -9,11 +9,11 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from cachedaemon.config.checks import problems
+from cachedaemon.config.checks import of_parts, problems
 from cachedaemon.config.explain import explain
-from cachedaemon.config.settings import Settings
+from cachedaemon.config.settings import Cache, Settings, Sources
 from cachedaemon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,11 +52,22 @@ def load(  # noqa: PLR0913 - three sources of settings, and what tests and comma
     try:
         settings = Settings.model_validate(tree, context={"environ": environ})
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(error, label))) from None
-    found = problems(settings, need_sources=need_sources)
+        raise ConfigError("\n".join([*explain(error, label), *_of_the_rest(tree, error, environ)])) from None
+    found = list(problems(settings, environ, need_sources=need_sources))
     if found:
         raise ConfigError("\n".join(found))
     return settings
+
+
+def _of_the_rest(tree: Tree, error: ValidationError, environ: Mapping[str, str]) -> Iterator[str]:
+    """Problems of the parts that the error does not speak of, so that one look tells of all."""
+    refused = {tuple(str(key) for key in detail["loc"][:2]) for detail in error.errors()}
+    is_cache_good = not any(keys[0] == "cache" for keys in refused)
+    context = {"environ": environ}
+    cache = Cache.model_validate(tree["cache"], context=context) if is_cache_good else None
+    tables = tree["sources"] if ("sources",) not in refused else {}
+    good = {name: table for name, table in tables.items() if ("sources", name) not in refused}
+    return of_parts(cache, TypeAdapter(Sources).validate_python(good, context=context), environ)
 
 
 def _of_file(path: str | None, environ: Mapping[str, str], standard: Path) -> Tree:

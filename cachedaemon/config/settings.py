@@ -241,11 +241,10 @@ class Source(_Section):
         """What AIStore's own clients read from the environment (api/env.go)."""
         if urls.scheme_of(info.data.get("url", "")) != "ais" or value not in (None, ""):
             return value
-        found = (info.context or {}).get("environ", {}).get("AIS_ENDPOINT")
-        if not found:
-            msg = "an AIStore source has one: allowed is the URL of a gateway, here or in $AIS_ENDPOINT"
-            raise ValueError(msg)
-        return found
+        return (info.context or {}).get("environ", {}).get("AIS_ENDPOINT")
+
+
+Sources = dict[Annotated[str, AfterValidator(_source_name)], Annotated[Source, BeforeValidator(_table)]]
 
 
 class Settings(_Section):
@@ -255,4 +254,4 @@ class Settings(_Section):
     server: Server
     log: Log
     fetch: Fetch
-    sources: dict[Annotated[str, AfterValidator(_source_name)], Annotated[Source, BeforeValidator(_table)]]
+    sources: Sources

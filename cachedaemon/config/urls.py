@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from cachedaemon.config import buckets, extras, plugins
 from cachedaemon.config.aistore import ais_url
+from cachedaemon.config.effects import FSSPEC
+from cachedaemon.config.values import kind_of
 
 KEY = "{key}"
 """Where a key goes into a URL; a URL without it has the key appended."""
@@ -37,7 +39,7 @@ def public_url(url: str) -> str:
 def redacted(url: object) -> str:
     """A URL that was refused, for the message: where it is not certain what is secret in it, all of it is."""
     if not isinstance(url, str):
-        return type(url).__name__
+        return kind_of(url)
     if "@" not in url:
         return repr(public_url(url))
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url)
@@ -67,8 +69,16 @@ def source_url(value: object) -> str:
     if value.count(KEY) > 1:
         msg = f"{KEY} stands in it more than once; allowed is at most once"
         raise ValueError(msg)
+    if KEY in _authority(value) and scheme not in plugins.offered():
+        msg = f"{KEY} stands in the host's (or bucket's) name; allowed is it behind that"
+        raise ValueError(msg)
     check(value)
     return value
+
+
+def _authority(url: str) -> str:
+    """What stands between `//` and the path (RFC 3986, 3.2)."""
+    return re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
 
 
 def _check_of(scheme: str) -> Callable[[str], object] | None:
@@ -80,7 +90,7 @@ def _check_of(scheme: str) -> Callable[[str], object] | None:
 def _allowed() -> str:
     ours = [f"{scheme}:" if scheme == extras.YTDLP else f"{scheme}://" for scheme in schemes()]
     others = [f"{scheme}:" for scheme in plugins.offered()]
-    return "allowed are " + ", ".join([*ours, f"{extras.FSSPEC}PROTOCOL://", *others])
+    return "allowed are " + ", ".join([*ours, f"{FSSPEC}PROTOCOL://", *others])
 
 
 def _check_file(url: str) -> None:

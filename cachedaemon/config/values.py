@@ -240,6 +240,12 @@ def address(value: object) -> Address | None:
     return Address(found[1].strip("[]"), int(found[2]))
 
 
+def kind_of(value: object) -> str:
+    """What a value is, as a person says it: for messages about values that must not be shown."""
+    words = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    return "nothing" if value is None else words.get(type(value), "a time")
+
+
 def optional(parse: Callable[[object], T]) -> Callable[[object], T | None]:
     """The parser, with None and empty text for "not set" (an environment variable cannot say None)."""
     return lambda value: None if value is None or value == "" else parse(value)

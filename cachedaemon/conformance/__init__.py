@@ -1,6 +1,6 @@
 """The suite that every origin passes, for those of this distribution and of others alike.
 
-In a test module of a distribution that brings an origin (`pip install 'cachedaemon[conformance]'`)::
+In a test module of a distribution that brings an origin (`pip install ./client '.[conformance]'` in a checkout of this one)::
 
     import pytest
     from cachedaemon.conformance import OriginSuite

@@ -34,7 +34,7 @@ def failed(cause: Exception) -> Failure:
     if isinstance(cause, Failure | Gone):
         raise cause
     if isinstance(cause, ImportError):
-        return Failure("OriginRefused", f"a package that this file system needs is not installed: {_package(cause)}")
+        return Failure("OriginRefused", f"a module that this file system needs is not installed: {_module(cause)}")
     if isinstance(cause, _MISSING):
         return Failure("Missing", "no such object")
     if (status := _status(cause)) is not None:
@@ -85,5 +85,5 @@ def _said(cause: Exception) -> str:
     return _WORDS.get(name, f"the file system fails ({name})")
 
 
-def _package(cause: ImportError) -> str:
+def _module(cause: ImportError) -> str:
     return str(cause.name or getattr(cause.__cause__, "name", None) or "see the documentation of fsspec")

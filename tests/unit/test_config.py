@@ -420,7 +420,15 @@ def test_urls_that_cannot_be_are_refused(url: str) -> None:
     ],
 )
 def test_good_urls_stay_as_they_are(url: str) -> None:
-    assert loaded(flags={"sources.s.url": url}).sources["s"].url == url
+    environ = {"AZURE_STORAGE_ACCOUNT_NAME": "mine"}
+    assert loaded(environ=environ, flags={"sources.s.url": url}).sources["s"].url == url
+
+
+@pytest.mark.parametrize(
+    "url", ["http://{key}/", "https://h.{key}:8/x", "s3://{key}/a", "ais://{key}/", "az://{key}?x"]
+)
+def test_key_in_a_host_is_told_as_the_cause(url: str) -> None:
+    assert "{key} stands in the host's (or bucket's) name" in refusal(flags={"sources.s.url": url})
 
 
 def test_schemes_are_those_that_messages_name() -> None:

@@ -19,6 +19,7 @@ PAGES = PROJECT / "docs/origins"
 CREDENTIALS = {
     "minio.json": '{"access_key_id": "id", "secret_access_key": "key"}',
     "service-account.json": '{"access_token": "token"}',
+    "connection-string": "AccountName=a;AccountKey=aHVudGVyMg==",
 }
 """What is looked at when the configuration is read."""
 

@@ -7,6 +7,7 @@ import ftplib
 import socket
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,7 +54,7 @@ def test_urls_that_are_taken(url: str) -> None:
     [
         ("fsspec+sftp:host", "allowed is fsspec"),
         ("fsspec+://host/", "allowed is fsspec"),
-        ("fsspec+sftp://{key}/", "allowed is fsspec"),
+        ("fsspec+sftp://{key}/", "stands in the host"),
         ("fsspec+sftp://host/a?b=c", "storage options go into credentials"),
         ("fsspec+sftp://host/a#b", "storage options go into credentials"),
         ("fsspec+sftp://host/a\nb", "allowed is fsspec"),
@@ -63,7 +64,7 @@ def test_urls_that_are_taken(url: str) -> None:
         ("fsspec+simplecache://x/", "no cap would count"),
         ("fsspec+zip://x::file:///etc/a.zip", "no cap would count"),
         ("ytdlp:{key}", "allowed are ytdlp:"),
-        ("ytdlp:https://{key}/", "allowed are ytdlp:"),
+        ("ytdlp:https://{key}/", "stands in the host"),
         ("ytdlp:https://host", "part of the host's name"),
         ("ytdlp:file:///etc/", "allowed are ytdlp:"),
         ("ytdlp:https://host/#{key}", "allowed are ytdlp:"),
@@ -89,16 +90,24 @@ def test_what_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch
     ]
     for package in ("fsspec", "yt_dlp"):  # as where the extra was not installed
         monkeypatch.setitem(sys.modules, package, None)
-    needs = "needs a package that is not installed: pip install"
-    assert said("fsspec+sftp://h/") == [f"sources.s.url: fsspec+sftp {needs} 'cachedaemon[fsspec]'"]
-    assert said("ytdlp:") == [f"sources.s.url: ytdlp {needs} 'cachedaemon[ytdlp]'"]
+    needs, checkout = "needs a package that is not installed: pip install ./client", "in a checkout of cachedaemon"
+    assert said("fsspec+sftp://h/") == [f"sources.s.url: fsspec+sftp {needs} '.[fsspec]' {checkout} brings it"]
+    assert said("ytdlp:") == [f"sources.s.url: ytdlp {needs} '.[ytdlp]' {checkout} brings it"]
 
 
-@pytest.mark.parametrize("url", ["fsspec+sftp://h/", "ytdlp:"])
-def test_a_setting_without_effect_is_refused(url: str) -> None:
-    [line] = said(url, headers={"Cookie": "s3cr3t"})
-    assert line.startswith("sources.s.headers: has no effect on a source of ")
-    assert "s3cr3t" not in line
+def test_protocols_that_are_named_as_allowed_are_not_refused() -> None:
+    allowed = said("fsspec+nonsense://h/")[0].partition("allowed are ")[2].split(", ")
+    assert {"sftp", "ftp", "smb"} <= set(allowed)
+    for protocol in allowed:
+        Source.model_validate({"url": f"fsspec+{protocol}://h/"})
+
+
+@pytest.mark.skipif(find_spec("smbclient") is not None, reason="smbprotocol is installed")
+def test_a_package_is_named_as_it_is_installed() -> None:
+    """The implementation of SMB imports `smbclient`, of which an index has nothing."""
+    assert said("fsspec+smb://h/") == [
+        "sources.s.url: fsspec+smb needs a package that is not installed: pip install smbprotocol"
+    ]
 
 
 def test_credentials_are_storage_options() -> None:

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from cachedaemon.config import Secret, account_of, bucket_url, credentials_of, load
+from cachedaemon.config import Fetch, Secret, Settings, account_of, bucket_url, credentials_of, load
 from cachedaemon.config.credentials import parse
 from cachedaemon.errors import ConfigError
+from cachedaemon.origins.objects.opening import opened
 
 KEY = "aHVudGVyMg=="
 SIGNATURE = "sv=2022-11-02&sr=c&sig=hunter2%2Fx%3D"
@@ -148,16 +149,16 @@ def test_accounts_of_endpoints(endpoint: str, account: str | None) -> None:
     assert account_of(endpoint) == account
 
 
-def configured(url: str, **settings: object) -> None:
-    environ = {f"CACHEDAEMON_SOURCES__S__{name.upper()}": str(value) for name, value in settings.items()}
-    load(None, environ, {"sources.s.url": url}, root=True)
+def configured(url: str, environ: dict[str, str] | None = None, **settings: object) -> Settings:
+    variables = {f"CACHEDAEMON_SOURCES__S__{name.upper()}": str(value) for name, value in settings.items()}
+    return load(None, variables | (environ or {}), {"sources.s.url": url}, root=True)
 
 
 @pytest.mark.parametrize(
     ("url", "settings", "says"),
     [
         ("s3://b/", {"anonymous": True, "credentials": json.dumps(PAIR)}, "s.anonymous: true is refused beside"),
-        ("s3://b/", {"headers": '{ a = "b" }'}, "s.headers: object stores are not sent any"),
+        ("s3://b/", {"headers": '{ a = "b" }'}, "s.headers: has no effect on a source of s3"),
         ("gs://b/", {"region": "eu"}, "s.region: has no effect on a source of gs"),
         ("http://h/", {"endpoint": "http://h/"}, "s.endpoint: has no effect on a source of http"),
         ("file:///x/", {"anonymous": True}, "s.anonymous: has no effect on a source of file"),
@@ -169,6 +170,33 @@ def test_settings_without_effect_are_refused(url: str, settings: dict[str, objec
         configured(url, **settings)
     assert says in str(error.value)
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"credentials": KEY}, {"endpoint": "https://own.example.org"}])
+def test_azure_without_an_account_is_refused_with_where_one_goes(settings: dict[str, object]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^sources\.s\.endpoint: no account is named: .* \$AZURE_STORAGE_ACCOUNT_NAME$"
+    ):
+        configured("az://c/", **settings)
+
+
+@pytest.mark.parametrize(
+    ("environ", "settings"),
+    [
+        ({"AZURE_STORAGE_ACCOUNT_NAME": "a"}, {"credentials": KEY}),
+        ({"AZURE_STORAGE_USE_EMULATOR": "true"}, {}),
+        ({}, {"endpoint": "https://a.blob.core.windows.net"}),
+        ({}, {"credentials": f"AccountName=a;AccountKey={KEY}"}),
+    ],
+)
+def test_what_names_azures_account_is_enough_for_the_library_too(
+    environ: dict[str, str], settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    source = configured("az://c/", environ, **settings).sources["s"]
+    given = credentials_of("az", source.credentials) if source.credentials else None
+    opened(bucket_url(source.url), source, Fetch(), given)
 
 
 @pytest.mark.parametrize(
