@@ -61,15 +61,19 @@ class Feed:
     def hear(self, seconds: float) -> list[dict[str, Any]]:
         """What has come within so many seconds, at least one event unless they pass. Raises OSError when the connection is lost."""
         until = time.monotonic() + seconds
-        while not (events := self._taken()):
-            try:  # whatever the clock says: what came while nobody listened is heard first
-                self._receive(min(until, self._last + SILENCE) - time.monotonic())
-            except TimeoutError:
-                if time.monotonic() >= self._last + SILENCE:
-                    raise silent(self._path) from None
-                if time.monotonic() >= until:
-                    return []
+        while not (events := self._taken()) and self._heard_more(until):
+            pass
         return events
+
+    def _heard_more(self, until: float) -> bool:
+        """Whether it is worth while to look again. What came while nobody listened is heard first, whatever the clock says."""
+        try:
+            self._receive(min(until, self._last + SILENCE) - time.monotonic())
+        except TimeoutError:
+            if time.monotonic() >= self._last + SILENCE:
+                raise silent(self._path) from None
+            return time.monotonic() < until
+        return True
 
     def _taken(self) -> list[dict[str, Any]]:
         """Events that are complete: an empty line ends each, and comments are signs of life."""

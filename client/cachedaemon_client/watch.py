@@ -149,5 +149,6 @@ class Watch:
 
     def __del__(self) -> None:
         """One that was dropped leaves no warning of its socket; its last shard may be in use yet."""
-        if getattr(self, "_feed", None) is not None:
-            self._feed.close()
+        feed: Feed | None = getattr(self, "_feed", None)
+        if feed is not None:
+            feed.close()
