@@ -374,9 +374,7 @@ class Cache:
         return self._promises(flight, published.held)
 
     def _promises(self, flight: Flight, held: Held) -> list[Promise]:
-        if not flight.waiters:
-            self.later(self._store.let_go(held))
-        return [self.grace.promise(flight.ref, held) for _ in range(flight.waiters)]
+        return self.grace.promises(flight.ref, held, flight.waiters)
 
     async def _prove(self, flight: Flight, source: Configured) -> list[Promise]:
         """Check a shard that an unclean boot has left; no promises when it cannot be published again.

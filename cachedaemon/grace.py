@@ -50,7 +50,19 @@ class Grace:
         return hold.held if hold else None
 
     def promise(self, ref: Ref, held: Held) -> Promise:
-        """Keep `held` for one answer. A shard has one lease, the first: a second one is given back.
+        """Keep `held` for one answer."""
+        return self._promise(self._hold(ref, held))
+
+    def promises(self, ref: Ref, held: Held, answers: int) -> list[Promise]:
+        """Keep `held` for so many answers; for none it is given back at once."""
+        if not answers:
+            self._let_go(held)
+            return []
+        hold = self._hold(ref, held)
+        return [self._promise(hold) for _ in range(answers)]
+
+    def _hold(self, ref: Ref, held: Held) -> _Hold:
+        """A shard has one lease, the first: another one is given back here, so it must come here once only.
 
         What was promised of an earlier version stays promised.
         """
@@ -59,6 +71,9 @@ class Grace:
             hold = self._holds[ref] = _Hold(ref, held)
         elif hold.held is not held:
             self._let_go(held)
+        return hold
+
+    def _promise(self, hold: _Hold) -> Promise:
         promise = Promise(hold)
         hold.promises.add(promise)
         self._run(promise, max(self.seconds, UNANSWERED))

@@ -43,6 +43,24 @@ async def test_one_lease_a_shard() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_lease_for_many_answers_is_given_back_once() -> None:
+    """Beside another lease at once: closed twice, its descriptor could be somebody else's by then."""
+    back: list[Held] = []
+    grace = Grace(60, back.append)
+    before = grace.promise(A, one := held())
+    promises = grace.promises(A, two := held(), 3)
+    assert back == [two]
+    assert back[0] is two
+    for promise in (before, *promises):
+        grace.end(promise)
+    assert len(back) == 2
+    assert back[1] is one
+    assert grace.promises(A, three := held(), 0) == []
+    assert back[2] is three
+    assert grace.held(A) is None
+
+
+@pytest.mark.asyncio
 async def test_each_version_is_held_as_long_as_it_is_promised() -> None:
     """A new version has a lease of its own, and the one before keeps its own until its promises have ended."""
     back: list[Held] = []
