@@ -1,0 +1,227 @@
+"""Data sets for torch's DataLoader, and torchdata's StatefulDataLoader. Needs torch; nothing else of the client does.
+
+    data = ShardDataset("imagenet", ShardSampler(keys, seed=0), decode)
+    loader = DataLoader(data, batch_size=256, num_workers=8, persistent_workers=True)
+    for epoch in range(90):
+        data.set_epoch(epoch)
+        for batch in loader:
+            ...
+
+`docs/dataloader.md` says when to take which, and how to resume.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from multiprocessing.sharedctypes import RawValue
+from typing import Any, TypeVar
+
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+from cachedaemon_client.cache import ShardCache
+from cachedaemon_client.reading import Decode, Reader, Reading, checked, joined, resumed
+from cachedaemon_client.sampler import ShardSampler
+from cachedaemon_client.shard import Shard
+
+__all__ = ["MapDataset", "ShardDataset", "ShardOrder", "raw", "state_of_loader"]
+
+T_co = TypeVar("T_co", covariant=True)
+UNTOLD = -1
+
+
+def raw(shard: Shard, member: str) -> tuple[str, bytes]:
+    """A sample that is not decoded: where it is from, and its bytes."""
+    return f"{shard.key}/{member}", shard.read(member)
+
+
+class ShardDataset(IterableDataset[T_co]):
+    """Samples shard by shard: each worker reads its part of the rank's shards, and tells the daemon its own plan.
+
+    `decode(shard, member)` makes a sample, in the worker. `mix` shards are open at once in each worker, and their samples
+    come mixed. `epochs` is how many there will be: beyond the last nothing is fetched ahead. It pickles and forks as it is.
+    """
+
+    def __init__(
+        self,
+        cache: ShardCache | str,
+        sampler: ShardSampler,
+        decode: Decode[T_co],
+        *,
+        mix: int = 1,
+        epochs: int | None = None,
+    ) -> None:
+        super().__init__()
+        if mix < 1:
+            raise ValueError(f"mix = {mix}: at least 1 shard is open at once")
+        self.cache = ShardCache(cache) if isinstance(cache, str) else cache
+        self.sampler = copy.copy(sampler)
+        self.decode = decode
+        self.mix = mix
+        self.epochs = epochs
+        # In memory that workers share: those that outlive an epoch hear of the next one too.
+        self._told = RawValue("q", UNTOLD)
+        self._loaded: Mapping[str, Any] | None = None
+        self._reading: Reading[T_co] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next, before the loader is iterated. A place in this very epoch that was loaded stays."""
+        self.sampler.set_epoch(epoch)
+        self._told.value = epoch
+        if self._loaded is not None and self._loaded["sampler"]["epoch"] != epoch:
+            self._loaded = None
+
+    def __iter__(self) -> Iterator[T_co]:
+        """This worker's samples. What was loaded is gone on from once."""
+        self._reading, self._loaded = self._next_reading(), None
+        return self._reading.samples(self.cache)
+
+    def _next_reading(self) -> Reading[T_co]:
+        told = self._told.value
+        if self._loaded is None:
+            return self._fresh(self.sampler.epoch if told == UNTOLD else told)
+        reading = self._from(self._loaded)
+        if told in {UNTOLD, reading.epoch}:
+            return reading
+        if reading.left:
+            raise ValueError(f"the loaded state is in the middle of epoch {reading.epoch}, and set_epoch said {told}")
+        return self._fresh(told)
+
+    def _fresh(self, epoch: int) -> Reading[T_co]:
+        self.sampler.set_epoch(epoch)
+        return Reading(self.sampler, self.decode, self._reader(epoch))
+
+    def _from(self, state: Mapping[str, Any]) -> Reading[T_co]:
+        return resumed(state, self.sampler, self.decode, self._reader(state["sampler"]["epoch"]))
+
+    def _reader(self, epoch: int) -> Reader:
+        """Which of the DataLoader's workers this process is; the only one where it has none."""
+        info = get_worker_info()
+        number, of = (info.id, info.num_workers) if info else (0, 1)
+        return Reader(number, of, self.mix, further=self.epochs is None or epoch + 1 < self.epochs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker has given out. StatefulDataLoader asks each; `state_of_loader` joins what it saves."""
+        return (self._reading or self._next_reading()).state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration go on from a state: this worker's own, or one that `state_of_loader` made, for all."""
+        self._loaded, self._reading = checked(state), None
+
+
+def state_of_loader(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """From what StatefulDataLoader saved of a ShardDataset, the state for `ShardDataset.load_state_dict`, for any workers."""
+    return joined(_states_in(saved))
+
+
+def _states_in(saved: Any) -> Iterator[Mapping[str, Any]]:
+    """The data set's states, wherever they lie: the layout is torchdata's own."""
+    if isinstance(saved, Mapping):
+        if {"sampler", "begun", "worker"} <= set(saved):
+            yield saved
+        else:
+            for value in saved.values():
+                yield from _states_in(value)
+
+
+class MapDataset(Dataset[T_co]):
+    """Sample number i of all: for what wants `len` and an index. Use it with `ShardOrder`.
+
+    `counts` says how many members each shard has; those it does not name are opened, which fetches them. Each worker keeps
+    the last `holds` shards open, so the cap must have room for workers x `holds`.
+    """
+
+    def __init__(
+        self,
+        cache: ShardCache | str,
+        keys: Iterable[str],
+        decode: Decode[T_co],
+        *,
+        counts: Mapping[str, int] | None = None,
+        holds: int = 2,
+    ) -> None:
+        if holds < 1:
+            raise ValueError(f"holds = {holds}: at least 1 shard is open at once")
+        self.cache = ShardCache(cache) if isinstance(cache, str) else cache
+        self.keys = list(keys)
+        self.decode = decode
+        self.holds = holds
+        known = counts or {}
+        self._ends = list(accumulate(known[key] if key in known else self._count(key) for key in self.keys))
+        self._numbers = {key: number for number, key in enumerate(self.keys)}
+        self._open: OrderedDict[str, Shard] = OrderedDict()
+
+    def _count(self, key: str) -> int:
+        with self.cache.open(key) as shard:
+            return len(shard.members)
+
+    def __len__(self) -> int:
+        """Samples of all shards."""
+        return self._ends[-1] if self._ends else 0
+
+    def span(self, key: str) -> range:
+        """The indexes of a shard's samples."""
+        number = self._numbers[key]
+        return range(self._ends[number - 1] if number else 0, self._ends[number])
+
+    def place(self, index: int) -> tuple[str, int]:
+        """Shard and member of sample `index`. IndexError beyond the last."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index}: allowed are 0 to {len(self) - 1}")
+        key = self.keys[bisect_right(self._ends, index)]
+        return key, index - self.span(key).start
+
+    def __getitem__(self, index: int) -> T_co:
+        """Sample `index`."""
+        key, member = self.place(index)
+        shard = self._shard(key)
+        return self.decode(shard, shard.members[member])
+
+    def _shard(self, key: str) -> Shard:
+        """An open shard; a lease that a fork left to the parent is taken anew."""
+        shard = self._open.pop(key, None)
+        if shard is None or shard.closed:
+            while len(self._open) >= self.holds:
+                self._open.popitem(last=False)[1].close()
+            shard = self.cache.open(key)
+        self._open[key] = shard
+        return shard
+
+    def close(self) -> None:
+        """End the leases of this process."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __getstate__(self) -> dict[str, object]:
+        """For spawn and forkserver: leases stay with the process that took them."""
+        return self.__dict__ | {"_open": OrderedDict()}
+
+
+class ShardOrder(Sampler[int]):
+    """The indexes of a MapDataset in a ShardSampler's order, shard by shard: random enough, and kind to the cache.
+
+    StatefulDataLoader resumes it by counting, which opens no shard; say `set_epoch` before.
+    """
+
+    def __init__(self, data: MapDataset[Any], sampler: ShardSampler) -> None:
+        self._data = data
+        self._sampler = copy.copy(sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next, before the loader is iterated."""
+        self._sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        """The indexes, in the epoch's order."""
+        sampler = copy.copy(self._sampler)
+        for key in sampler.remaining():
+            span = self._data.span(key)
+            for member in sampler.samples(key, len(span)):
+                yield span[member]
+
+    def __len__(self) -> int:
+        """How many there are in this epoch."""
+        return sum(len(self._sampler.samples(key, len(self._data.span(key)))) for key in self._sampler.remaining())
