@@ -61,7 +61,8 @@ def main() -> None:
     said = words.parse_args()
     results = said.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
-    manager = LocalManager(["--wd", str(results), *(["--nodes", said.nodes] if said.nodes else [])])
+    log = {"log_file": str(results / ".qcg.log")}
+    manager = LocalManager(["--wd", str(results), *(["--nodes", said.nodes] if said.nodes else [])], log)
     try:
         ended = run(manager, said.source, results, said.command, said.idle)
     finally:

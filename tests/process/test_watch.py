@@ -21,7 +21,7 @@ from cachedaemon_client.feed import Feed
 from tests.fakes import content
 from tests.fakes.daemon import COMMAND, Daemon
 from tests.fakes.fusefs import FuseFs, fuse_fs, why_no_fuse
-from tests.fakes.waiting import until
+from tests.fakes.waiting import freeze, thaw, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -321,20 +321,26 @@ def test_without_watches_the_folder_is_looked_at(drop: Path) -> None:
     _works_by_looking(drop, "watches (fs.inotify.max_user_watches) are used up")
 
 
+def looking(daemon: Daemon) -> int | None:
+    """The process that watches: it has one thread for requests."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in daemon.children()}
+    return next((pid for pid, line in lines.items() if line[-2:] == [b"1", b""]), None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [50_000])
 def test_every_file_of_a_burst_is_told_once(drop: Path, count: int) -> None:
     """C-17: the queue of the kernel has room for 16,384 events, and while the helper is stopped nobody empties it."""
     with Daemon(watched(drop), max_shards=5) as daemon:
         feed = Feed(str(daemon.socket), "/v1/events?watch=in", "in")
-        helper = until(daemon.children, 10)[0]
+        helper = until(lambda: looking(daemon), 10)
         (drop / "first").write_bytes(b"x")
         told = [event["key"] for event in feed.hear(20)]
         assert told == ["first"]
-        os.kill(helper, 19)
+        freeze(helper)
         for number in range(count):
             os.close(os.open(drop / f"{number}.bin", os.O_CREAT | os.O_WRONLY))
-        os.kill(helper, 18)
+        thaw(helper)
         while len(told) < count + 1 and (more := feed.hear(30)):
             told += [event["key"] for event in more]
         feed.close()
