@@ -244,6 +244,7 @@ class Cache:
                 async with attempt, contextlib.AsyncExitStack() as till_the_end:
                     await self._wanted(flight)
                     async with self.turns.turn(flight) as turn, self._opened(flight, source) as stream:
+                        flight.replaces = stream is not None
                         if stream is None:
                             promises = await self._still(flight, source)
                             continue

@@ -65,6 +65,8 @@ class Flight:
     """Bytes, as the origin announced in the last try."""
     asked: float = -math.inf
     """When the origin was last asked."""
+    replaces: bool = False
+    """Whether the origin has another version than the one that is here, to which nobody is sent any more then."""
     wanted: Need | None = None
     """Room to wait for before the origin is asked again."""
     cause: Exception | None = None

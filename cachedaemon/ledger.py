@@ -344,7 +344,7 @@ class Ledger:
             if not mine and self._is_kept_from(flight, entry):
                 own = True
                 unread.append(entry)
-            elif mine or entry.past or entry.ref not in self.flights:
+            elif mine or entry.past or not self._is_asked_for(entry):
                 self._leave(entry)
                 victims.append(entry)
                 short.take(entry)
@@ -367,10 +367,15 @@ class Ledger:
         for entry in unread:
             if not short.any():
                 return
-            if entry.ref not in self.flights:
+            if not self._is_asked_for(entry):
                 self._leave(entry)
                 victims.append(entry)
                 short.take(entry)
+
+    def _is_asked_for(self, entry: Entry) -> bool:
+        """Whether a flight may give this version out; one that replaces it may wait for room behind the asker."""
+        flight = self.flights.get(entry.ref)
+        return flight is not None and not flight.replaces
 
     def _over_half(self, flight: Flight, need: Need) -> bool:
         others = [o for o in self._holding if o.ref.source == flight.ref.source and o is not flight]

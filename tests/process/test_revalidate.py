@@ -8,6 +8,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,22 @@ def test_a_cap_of_one_shard_is_enough(origin: Origin) -> None:
         old.close()
         with cache.open("a.bin") as shard:
             assert is_version(shard.path, 1)
+
+
+def test_a_version_that_is_to_be_replaced_makes_room_for_who_asked_before() -> None:
+    """Each would wait for the other: one for room, the other for its place in the queue behind it."""
+    with Origin() as origin:
+        old = origin.put("a.bin", SIZE)
+        with asking(origin, max_shards=1, grace="50ms") as (daemon, _), ThreadPoolExecutor(2) as pool:
+            daemon.path("s", "a.bin")
+            old.replace(seed=1)
+            old.latency = 1.0
+            origin.put("b.bin", SIZE, latency=0.5)
+            first = pool.submit(daemon.path, "s", "b.bin", 8)
+            until(lambda: daemon.status()["waiters"] == 1, 10, "the first to wait")
+            second = pool.submit(daemon.acquire, "s", "a.bin", 8)
+            assert content.matches(first.result(), "b.bin", SIZE)
+            assert second.result().status == 200
 
 
 def test_versions_survive_a_restart(origin: Origin) -> None:

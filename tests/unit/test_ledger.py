@@ -66,6 +66,14 @@ def test_takes_the_least_recently_used() -> None:
     assert keys(verdict) == ["old1"]
 
 
+def test_a_shard_that_is_asked_for_stays_unless_another_version_replaces_it() -> None:
+    ledger = filled(1, caps(1))
+    asker, new = ask(ledger, "old0"), ask(ledger, "new")
+    assert ledger.reserve(new, Need(MB), ROOMY) == NotNow(0, 0)
+    asker.replaces = True
+    assert keys(ledger.reserve(new, Need(MB), ROOMY)) == ["old0"]
+
+
 def test_what_nobody_has_read_yet_counts_as_just_used() -> None:
     ledger = filled(2, caps(3))
     flight = ask(ledger, "fresh", job="j")
