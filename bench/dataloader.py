@@ -4,7 +4,7 @@
 
 The origin answers after 50 ms, gives a connection 4 MB/s and all together 40 MB/s. Its ceiling is what as many connections
 as the daemon may open get when they do nothing but drain whole shards. Sides, each with the same DataLoader, seeds and
-order: the example's data set over a cold daemon; whole shards, fetched into memory by each worker as it needs them; and one
+order: the client's `ShardDataset`, with a plan a worker, over a cold daemon; whole shards, fetched into memory by each worker as it needs them; and one
 Range request per sample at a known offset, over connections that stay open (on a part of the shards: it takes long).
 """
 
@@ -26,19 +26,21 @@ from typing import NamedTuple
 
 from side_by_side import ROOT, Daemon, NotMeasured, main, middle, table, verdict
 
-from cachedaemon_client import ShardCache
+from cachedaemon_client import ShardCache, ShardSampler, worker_slice
 from tests.fakes import disk, packing
 from tests.fakes.origin import OriginProcess, shard_name
 
 warnings.filterwarnings("ignore", "(Failed to initialize NumPy|This DataLoader will create)")
 try:
     import torch
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+    from cachedaemon_client.torch import ShardDataset
 except ImportError:
     print("could not measure: torch is not installed (make torch)", file=sys.stderr)
     sys.exit(1)
 sys.path.insert(0, str(ROOT / "examples"))
-from torch_dataloader import Sample, ShardStream, shuffled, stream  # noqa: E402 - needs torch and the path
+from torch_dataloader import Sample, decode  # noqa: E402 - needs torch and the path
 
 CONNECTIONS = 16
 """That the daemon may open, and that the ceiling is taken with."""
@@ -67,18 +69,26 @@ class Data:
         return packing.image_like(self.members, number, self.size)
 
 
-class Remote(ShardStream):
-    """The example's order, read from the origin itself."""
+def dataset(cache: ShardCache, keys: list[str]) -> ShardDataset[Sample]:
+    """One epoch of the client's data set, in the order that all sides have."""
+    return ShardDataset(cache, ShardSampler(keys, seed=0), decode, epochs=1)
+
+
+class Remote(IterableDataset[Sample]):
+    """The same order, read from the origin itself."""
 
     def __init__(self, port: int, index: dict[str, list[tuple[str, int, int]]]) -> None:
-        super().__init__(ShardCache("s"), list(index))
+        super().__init__()
         self.port, self.index = port, index
+        self.sampler = ShardSampler(index, seed=0)
 
     def __iter__(self) -> Iterator[Sample]:
         """Shard by shard, in the worker's own connection."""
+        worker = get_worker_info()
         link = http.client.HTTPConnection("127.0.0.1", self.port)
-        for key in self.mine():
-            order = shuffled(self.index[key], stream(self.seed, int(self.epoch), "samples", key))
+        for key in worker_slice(self.sampler.remaining(), worker.id, worker.num_workers):
+            index = self.index[key]
+            order = [index[place] for place in self.sampler.samples(key, len(index))]
             for name, body in self.bodies(link, key, order):
                 yield f"{key}/{name}", torch.frombuffer(body, dtype=torch.uint8)
         link.close()
@@ -135,7 +145,7 @@ class Epoch(NamedTuple):
         return self.bytes / self.seconds
 
 
-def read(data: ShardStream, workers: int) -> Epoch:
+def read(data: IterableDataset[Sample], workers: int) -> Epoch:
     """One epoch, its samples counted once each."""
     names: set[str] = set()
     size, began = 0, time.perf_counter()
@@ -146,11 +156,11 @@ def read(data: ShardStream, workers: int) -> Epoch:
 
 
 def ours(origin: OriginProcess, data: Data, workers: int, cap: int) -> Epoch:
-    """A cold daemon, and the example's data set."""
+    """A cold daemon, and the client's data set."""
     source = {"url": origin.url, "concurrency": CONNECTIONS}
     with Daemon({"s": source}, max_shards=cap) as daemon:
         with disk.Sampler(daemon.cache) as sampler:
-            epoch = read(ShardStream(ShardCache("s", socket=daemon.socket), data.keys), workers)
+            epoch = read(dataset(ShardCache("s", socket=daemon.socket), data.keys), workers)
         return epoch._replace(shards=sampler.most.shards)
 
 
