@@ -10,6 +10,7 @@ import math
 import os
 import resource
 import signal
+import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 
@@ -19,8 +20,8 @@ from cachedaemon import __version__, listen, logs, upkeep
 from cachedaemon.ahead import Ahead
 from cachedaemon.archives.workers import Limits, Workers
 from cachedaemon.cache import Cache
-from cachedaemon.config import Settings, changes
-from cachedaemon.errors import CacheDaemonError, ConfigError
+from cachedaemon.config import Address, Settings, changes
+from cachedaemon.errors import CacheDaemonError, ConfigError, StartError
 from cachedaemon.events import Events
 from cachedaemon.jobs import Jobs
 from cachedaemon.ledger import Ledger
@@ -35,6 +36,7 @@ from cachedaemon.server import Api, Runner, View, Watch, application, scraping
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
 from cachedaemon.store.layout import Layout, Modes
+from cachedaemon.store.start import refuse_taken
 from cachedaemon.turns import Turns
 from cachedaemon.upkeep import Upkeep
 from cachedaemon.verify import Verify
@@ -114,7 +116,7 @@ class Daemon:
         listener = listen.Listener(server.socket, server.socket_mode, server.socket_group)
         await asyncio.to_thread(listener.lock)
         try:
-            scrape = listen.tcp(*server.http) if server.http else None
+            scrape = await self._port(server.http) if server.http else None
             await self._open_cache()
             background = asyncio.create_task(self.upkeep.run(self.ahead.run), name="upkeep")
             await self.folders.follow(self.sources.all())
@@ -136,6 +138,14 @@ class Daemon:
             drain.result()
         else:
             log.warning("something did not end within %g s and is left behind; the next start clears it", DRAIN)
+
+    async def _port(self, address: Address) -> socket.socket:
+        """The socket for scraping. Where another daemon has the cache directory too, that is what is told."""
+        try:
+            return listen.tcp(*address)
+        except StartError:
+            await asyncio.to_thread(refuse_taken, self.store.layout)
+            raise
 
     async def _open_cache(self) -> None:
         with _no_collection():
@@ -200,6 +210,7 @@ class Daemon:
         await self.regrets.close()
         await self.workers.close()
         await self._leave_origins()
+        await self.cache.let_go()
         await asyncio.to_thread(self.store.close)
         log.info("stopped")
 

@@ -101,7 +101,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def tcp(host: str, port: int) -> socket.socket:
-    """The listening socket for scraping; a taken port is a start error."""
+    """The listening socket for scraping. `StartError` where it cannot be had, as for a taken port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     link = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -110,5 +110,8 @@ def tcp(host: str, port: int) -> socket.socket:
         link.listen(128)
     except OSError as cause:
         link.close()
-        raise StartError(f"server.http = '{host}:{port}': {cause.strerror}") from cause
+        raise StartError(
+            f"server.http = '{host}:{port}': {cause.strerror}; allowed are another address and port of this machine, "
+            'and "" for none'
+        ) from cause
     return link

@@ -13,7 +13,7 @@ from typing import Any
 from cachedaemon.arrival import digest_of
 from cachedaemon.cache import CHECK, Cache
 from cachedaemon.entries import Entry
-from cachedaemon.errors import CacheDaemonError, CacheFull, Stopping
+from cachedaemon.errors import CacheDaemonError, CacheFull, NotFound, Stopping
 from cachedaemon.jobs import Job, Jobs
 from cachedaemon.model import Ref
 from cachedaemon.store import Store
@@ -34,10 +34,12 @@ class Verification(Job):
     fetched_again: int = 0
     gone: int = 0
     """Shards that were not here any more when their turn came, or went meanwhile."""
+    absent: int = 0
+    """Of those that failed, shards that were not here in the first place."""
 
     def counts(self) -> dict[str, Any]:
         """How far it is, as JSON."""
-        names = ("damaged", "fetched_again", "gone")
+        names = ("damaged", "fetched_again", "gone", "absent")
         return Job.counts(self) | {name: getattr(self, name) for name in names}
 
 
@@ -56,23 +58,28 @@ class Verify:
         """Begin a job, after those that were begun before it."""
         job = Verification(total=len(refs))
         self._jobs.add(job)
-        task = asyncio.create_task(self._run(job, refs), name=f"verify {job.id}")
+        absent = frozenset(ref for ref in refs if self._cache.ledger.get(ref) is None)
+        task = asyncio.create_task(self._run(job, refs, absent), name=f"verify {job.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return job
 
-    async def _run(self, job: Verification, refs: list[Ref]) -> None:
+    async def _run(self, job: Verification, refs: list[Ref], absent: frozenset[Ref]) -> None:
         try:
             async with self._turn:
                 for ref in refs:
-                    await self._deal_with(job, ref)
+                    await self._deal_with(job, ref, was_here=ref not in absent)
                     await asyncio.sleep(0)  # what is gone takes no time: others get their turn
         finally:
             job.end("done" if job.done == job.total else "failed")
 
-    async def _deal_with(self, job: Verification, ref: Ref) -> None:
+    async def _deal_with(self, job: Verification, ref: Ref, *, was_here: bool) -> None:
         try:
-            await self._verify(job, ref)
+            if was_here or self._cache.ledger.get(ref) is not None:
+                await self._verify(job, ref)
+            else:
+                job.absent += 1
+                raise NotFound(f"{ref} is not here")
         except CacheDaemonError as cause:
             job.fail(ref, cause)
         else:

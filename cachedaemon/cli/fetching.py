@@ -56,7 +56,14 @@ def _wanted(keys: list[str], from_file: str | None, template: list[str]) -> Iter
     if from_file is not None:
         yield from _lines(from_file)
     for one in template:
-        yield from templates.expand(one)
+        yield from _expanded(one)
+
+
+def _expanded(template: str) -> Iterator[str]:
+    try:
+        return templates.expand(template)
+    except ValueError as cause:
+        raise typer.BadParameter(f"--template {template!r}: {cause}") from None
 
 
 def _lines(name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ import typer
 from cachedaemon.cli.link import Json, Link, Socket
 from cachedaemon.cli.pages import require, shards
 from cachedaemon.cli.words import columns, counted, plain, size, span
+
+_HEADING = ["state", "size", "last used", "shard", "held by"]
+"""Over the columns of `ls`, on a terminal."""
 
 Filter = Annotated[str | None, typer.Argument(metavar="SOURCE", help="Only this source.", show_default=False)]
 
@@ -52,7 +56,8 @@ def _cache(cache: dict[str, Any]) -> str:
 
 
 def _source(name: str, one: dict[str, Any]) -> list[str]:
-    return [name, plain(one["url"]), counted(one["shards"], "shard"), size(one["bytes"]), f"{one['fetching']} fetching"]
+    place = one["url"] or f"URLs of {one['urls']}"
+    return [name, plain(place), counted(one["shards"], "shard"), size(one["bytes"]), f"{one['fetching']} fetching"]
 
 
 def _fetch(one: dict[str, Any]) -> list[str]:
@@ -85,7 +90,9 @@ def ls(
         typer.echo("[" + ",\n ".join(json.dumps(row) for row in rows) + "]")
         return
     now = time.time()
-    for line in columns([_row(row, now) for row in rows], right=frozenset({1, 2})):
+    # A program that reads the lines has no use for it, and one that counts them would count it.
+    heading = [_HEADING[: 5 if holders else 4]] if rows and sys.stdout.isatty() else []
+    for line in columns([*heading, *(_row(row, now) for row in rows)], right=frozenset({1, 2})):
         typer.echo(line)
 
 

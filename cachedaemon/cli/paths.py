@@ -14,13 +14,17 @@ from cachedaemon.cli import bars, programs
 from cachedaemon.cli.coming import looks
 from cachedaemon.cli.link import PATIENCE, Socket, Source, Wait, cache_of, cap_of
 from cachedaemon_client import Shard, ShardCache
-from cachedaemon_client.errors import CacheError
+from cachedaemon_client.errors import BY_CODE, CacheError
+from cachedaemon_client.job import Job
 
 NOT_SO_FAR = 125
 """`exec` could not start the program because of the cache, as env(1) and its like say it."""
 
 FRESH = 1.0
 """Seconds that an answer is old at the most whose grace counts as just begun."""
+
+CERTAIN = frozenset({"missing", "origin_refused", "corrupt", "bad_archive", "too_large"})
+"""Failures of a shard that would be the same if it were asked for again at once."""
 
 Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Shards, in this order.", show_default=False)]
 
@@ -58,15 +62,27 @@ class Asked:
 
 def _asked(cache: ShardCache, keys: list[str], held: Mapping[str, Asked]) -> Iterator[Asked]:
     """Shards in order, while the ones that follow are on their way; one that is held is not asked for again."""
-    _begin(cache, keys)
+    job = _begin(cache, keys)
     for key in keys:
+        if key not in held:
+            _refuse_lost(job, key)
         yield held.get(key) or Asked(cache.acquire(key, lasting=True), time.monotonic())
 
 
-def _begin(cache: ShardCache, keys: list[str]) -> None:
+def _begin(cache: ShardCache, keys: list[str]) -> Job | None:
     """Have all of them brought at once, where there are several."""
-    if len(keys) > 1:
-        cache.prefetch(dict.fromkeys(keys))
+    return cache.prefetch(dict.fromkeys(keys)) if len(keys) > 1 else None
+
+
+def _refuse_lost(job: Job | None, key: str) -> None:
+    """Raise what the job found out of this key, where that is certain: the origin need not be asked again."""
+    if job is None:
+        return
+    if job.state == "running":
+        job.refresh()
+    for said in job.errors:
+        if said["key"] == key and said["code"] in CERTAIN:
+            raise BY_CODE[said["code"]](said["message"], code=said["code"], source=said["source"], key=key)
 
 
 def _prolong(cache: ShardCache, held: Iterable[Asked]) -> None:
@@ -102,10 +118,11 @@ def _leased(source: str, keys: list[str], leases: contextlib.ExitStack, socket: 
     cap = cap_of(cache)
     if cap is not None and len(set(keys)) > cap:
         raise CacheError(f"{len(set(keys))} shards cannot be leased at once: the cap is {cap}", source=source)
-    _begin(cache, keys)
+    job = _begin(cache, keys)
     with bars.watching(len(keys), looks(cache.socket, source, frozenset(keys))) as bar:
         paths = []
         for key in keys:
+            _refuse_lost(job, key)
             shard = leases.enter_context(cache.open(key))
             paths.append(str(shard.path))
             bar.done(shard.size)

@@ -10,7 +10,20 @@ _RANGE = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?\}", re
 
 
 def expand(template: str) -> Iterator[str]:
-    """All keys of a template; the last range turns fastest. A template without a range is one key."""
+    """All keys of a template; the last range turns fastest. A template without a range is one key.
+
+    ValueError for braces that are no range, which would hardly be meant as a part of the key.
+    """
+    if re.search("[{}]", _RANGE.sub("", template)):
+        msg = (
+            "braces that are no range of whole numbers; allowed are {FIRST..LAST} and {FIRST..LAST..STEP} "
+            "(a key that has braces is given as KEY)"
+        )
+        raise ValueError(msg)
+    return _expanded(template)
+
+
+def _expanded(template: str) -> Iterator[str]:
     pieces: list[list[str] | Iterator[str]] = []
     end = 0
     for found in _RANGE.finditer(template):

@@ -19,7 +19,10 @@ Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY...", help="Only t
 
 
 def verify(source: Only = None, keys: Keys = None, *, as_json: Json = False, socket: Socket = None) -> None:
-    """Have shards that are here hashed anew, and those that are damaged fetched again; 1 when one could not be."""
+    """Have shards that are here hashed anew, and those that are damaged fetched again.
+
+    1 when one could not be, or when a shard that is named is not here.
+    """
     link = Link(socket)
     body = {"source": source, "keys": keys or None}
     job = link.post("/v1/verify", {name: value for name, value in body.items() if value is not None})["job"]
@@ -50,13 +53,15 @@ def _look(link: Link, job: str) -> dict[str, Any]:
 
 
 def _summary(said: dict[str, Any]) -> str:
-    checked = said["done"] + said["failed"] - said["gone"]
+    checked = said["done"] + said["failed"] - said["gone"] - said["absent"]
     parts = [
         f"{counted(checked, 'shard')} checked, {size(said['bytes'])}",
-        f"{said['damaged']} damaged, {said['fetched_again']} fetched again, {said['failed']} failed",
+        f"{said['damaged']} damaged, {said['fetched_again']} fetched again, {said['failed'] - said['absent']} failed",
     ]
     if said["gone"]:
         parts.append(f"{said['gone']} not here any more")
+    if said["absent"]:
+        parts.append(f"{said['absent']} not here")
     return ": ".join(parts[:2]) + "".join(f", {part}" for part in parts[2:])
 
 

@@ -84,6 +84,7 @@ class View:
         return {
             one.name: {
                 "url": public_url(one.settings.url),
+                "urls": str(one.settings.urls) if one.settings.urls else None,
                 "archives": one.settings.archives,
                 "direct": one.direct,
                 "shards": ledger.per_source.get(one.name, [0, 0])[0],

@@ -85,17 +85,33 @@ def lock(layout: Layout, *, wait: float = LOCK_WAIT) -> int:
     return descriptor
 
 
+def refuse_taken(layout: Layout) -> None:
+    """`StartError` when another daemon has the cache directory now; nothing is made, and nothing waited for."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _taken(descriptor, layout.root) from None
+        finally:
+            os.close(descriptor)
+
+
 def _take(descriptor: int, root: Path, deadline: float) -> None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-                raise StartError(f"another daemon (pid {holder}) uses the cache directory {root}") from None
+                raise _taken(descriptor, root) from None
             time.sleep(0.05)
         else:
             return
+
+
+def _taken(descriptor: int, root: Path) -> StartError:
+    holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
+    return StartError(f"another daemon (pid {holder}) uses the cache directory {root}")
 
 
 def _try_locks(layout: Layout) -> None:

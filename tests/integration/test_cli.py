@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import pytest
 
 from tests.fakes import content, readers
 from tests.fakes.daemon import COMMAND, Daemon
-from tests.fakes.origin import Gate, Origin
+from tests.fakes.origin import Gate, Origin, Status
 from tests.fakes.waiting import until
 
 if TYPE_CHECKING:
@@ -83,6 +84,22 @@ def test_get_of_what_is_not_there_names_it(daemon: Daemon) -> None:
     ran = daemon.cli("get", "s", "img-0.bin", "none.bin")
     _failed(ran, 1, "s/none.bin")
     assert ran.out.splitlines() == [str(daemon.path("s", "img-0.bin"))]
+
+
+@pytest.mark.parametrize("words", [["get"], ["exec"]])
+def test_an_origin_is_asked_once_for_what_is_not_there(origin: Origin, daemon: Daemon, words: list[str]) -> None:
+    """Although what follows is fetched ahead: the first shard holds the command up until the other has failed."""
+    gate = Gate(1)
+    origin.put("gated.bin", 100, gate=gate)
+    origin.put("lost.bin", 100, always=Status(404))
+    program = ["--", "true", "{}"] if words == ["exec"] else []
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(daemon.cli, *words, "s", "gated.bin", "lost.bin", *program)
+        until(lambda: origin["lost.bin"].gets == 1 and len(daemon.status()["fetches"]) == 1, 20, "the failure")
+        gate.open()
+        _failed(ran.result(), 125 if program else 1, "s/lost.bin")
+    assert origin["lost.bin"].gets == 1
+    daemon.evict("s", "gated.bin")
 
 
 def test_an_unknown_source_is_told_with_those_there_are(daemon: Daemon) -> None:
@@ -196,6 +213,7 @@ def test_a_socket_path_that_is_too_long_is_told(length: int, daemon: Daemon) -> 
         ("evict", "s", "a", "--all"),
         ("prefetch", "s"),
         ("prefetch", "s", "--from", "/nonexistent"),
+        ("prefetch", "s", "--template", "img-{0..x}.bin"),
         ("exec", "s", "a", "--", "cat"),
         ("exec", "s", "a"),
         ("exec", "s", "a", "--"),
@@ -214,7 +232,19 @@ def test_what_cannot_be_meant_is_a_usage_error(words: tuple[str, ...], daemon: D
 def test_version_and_help(daemon: Daemon) -> None:
     assert daemon.cli("--version").out.startswith("cachedaemon 0.")
     everything = daemon.cli("--help").out
-    for command in ("get", "exec", "prefetch", "status", "ls", "evict", "verify", "watch", "serve", "check-config", "demo"):
+    for command in (
+        "get",
+        "exec",
+        "prefetch",
+        "status",
+        "ls",
+        "evict",
+        "verify",
+        "watch",
+        "serve",
+        "check-config",
+        "demo",
+    ):
         assert command in everything
         assert daemon.cli(command, "--help").status == 0
 

@@ -45,6 +45,7 @@ def test_urls_from_a_file(folder: Path) -> None:
                 ran.err,
             ]
             put(file, {"b.bin": url["b"]})
+            assert f"URLs of {file}" in daemon.cli("status").out
             checked = daemon.cli("check-config", "--config", str(daemon.config))
             assert f"source s: URLs of {file}" in checked.out
             said += [checked.out, checked.err]

@@ -182,7 +182,19 @@ def test_a_taken_port_is_a_start_error_and_touches_nothing(origin: Origin) -> No
             assert ran.status == 1
             assert "server.http" in ran.err
             assert "in use" in ran.err
+            assert 'allowed are another address and port of this machine, and "" for none' in ran.err
             assert not daemon.cache.exists()
+
+
+def test_a_second_daemon_with_the_same_port_is_told_of_the_cache_directory(origin: Origin) -> None:
+    """Which is the cause: another port would help nobody who starts the same configuration twice."""
+    with Daemon({"s": origin.url}, http=True) as first:
+        with Daemon({"s": origin.url}, cache_dir=first.cache, begin=False, check=False) as second:
+            second.tables["server"]["http"] = first.tables["server"]["http"]
+            ran = second.fails()
+        assert ran.status == 1
+        assert f"another daemon (pid {first.pid}) uses the cache directory {first.cache}" in ran.err
+        assert "server.http" not in ran.err
 
 
 # --- the socket ----------------------------------------------------------------------------------------------------

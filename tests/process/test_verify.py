@@ -88,7 +88,8 @@ def test_the_command(origin: Origin) -> None:
         spoil(daemon.path("s", "a.bin"))
         spoil(daemon.path("t", "a.bin"))
         ran = daemon.cli("verify", "s", "b.bin", "none.bin")
-        assert ran.out == "1 shard checked, 300 kB: 0 damaged, 0 fetched again, 0 failed, 1 not here any more\n"
+        assert (ran.status, ran.err) == (1, "cachedaemon: 1 of 2 shards failed: s/none.bin is not here\n")
+        assert ran.out == "1 shard checked, 300 kB: 0 damaged, 0 fetched again, 0 failed, 1 not here\n"
         said = json.loads(daemon.cli("verify", "s", "--json").out)
         assert (said["state"], said["total"], said["damaged"], said["fetched_again"]) == ("done", 2, 1, 1)
         origin["a.bin"].always = Status(404)

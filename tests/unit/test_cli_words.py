@@ -44,9 +44,26 @@ def test_templates_are_what_bash_makes_of_them(template: str) -> None:
     assert list(expand(template)) == ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize("template", ["{a..b}", "{1..}", "{1.2}", "{1..2", "{}", "{1..2..}", "{1..2..x}"])
-def test_what_is_no_range_stands_for_itself(template: str) -> None:
-    assert list(expand(template)) == [template]
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{a..b}",
+        "{1..}",
+        "{1.2}",
+        "{1..2",
+        "x{1..",
+        "{}",
+        "{1..2..}",
+        "{1..2..x}",
+        "{a,b}",
+        "{{1..2}}",
+        "{1..2}}",
+        "k{0..1}{",
+    ],
+)
+def test_braces_that_are_no_range_are_refused_with_what_is_allowed(template: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed are \{FIRST\.\.LAST\} and \{FIRST\.\.LAST\.\.STEP\}"):
+        expand(template)
 
 
 def test_a_huge_range_is_made_as_it_is_used() -> None:
