@@ -7,7 +7,7 @@ export PYTHON
 
 PYTEST = scripts/with-tools .venv/bin/pytest
 
-.PHONY: run test slow again check format torch clean
+.PHONY: run test slow again check format torch frames clean
 
 run:
 	@scripts/install
@@ -42,5 +42,8 @@ format:
 torch:
 	@scripts/install dev torch
 
+frames:
+	@scripts/install dev frames
+
 clean:
-	rm -rf .venv .tools .demo
+	rm -rf .venv .tools .demo build client/build *.egg-info client/*.egg-info
