@@ -246,9 +246,9 @@ class Daemon:
             self._spawn(self._warn_of(source), f"look at {source.name}")
 
     async def _warn_of(self, source: Configured) -> None:
-        said = await source.trouble()
-        if said and source in self.sources.all():
-            log.warning("%s", said)
+        for said in (source.doubt(), await source.trouble()):
+            if said and source in self.sources.all():
+                log.warning("%s", said)
 
     async def _take_new_settings(self) -> None:
         """SIGHUP: take over what can change at run time; a configuration with an error changes nothing."""

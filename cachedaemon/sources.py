@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from cachedaemon.archives import kind_of
 from cachedaemon.checksums import Vouched
 from cachedaemon.config import Fetch, Source
 from cachedaemon.errors import BadRequest, CacheDaemonError, UnknownSource
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref, Validators
 from cachedaemon.origins import Origin, Stream, origin_of
+from cachedaemon.origins.base import KEY
 from cachedaemon.store import SourceMark
 from cachedaemon_client.names import name_of, versioned
 
@@ -67,6 +70,16 @@ class Configured:
         digest = hashlib.sha256("\n".join(said).encode()).hexdigest()
         return SourceMark(self.name, digest, self.settings.archives, self.direct)
 
+    def doubt(self) -> str | None:
+        """What is probably not meant in its settings; None: nothing."""
+        end = re.split("[?&#]", self.settings.url.partition(KEY)[2], maxsplit=1)[0]
+        if self.settings.archives == "opaque" or kind_of(end) is None:
+            return None
+        return (
+            f"source {self.name}: its url has {end!r} behind {KEY}, but what a shard is, the end of its key says: those whose "
+            'keys do not end so count as plain files; let keys end so, or set archives = "opaque"'
+        )
+
     async def trouble(self) -> str | None:
         """What is wrong with it now, as far as that can be told without a key; None: nothing."""
         try:
@@ -86,10 +99,11 @@ def _origin(name: str, settings: Source, fetch: Fetch, metrics: Metrics) -> Orig
 
 
 async def troubles(sources: dict[str, Source], fetch: Fetch) -> list[str]:
-    """What is wrong with sources that are not in force. The origins are asked all at once, and let go of again."""
+    """What is wrong or doubtful with sources not in force. The origins are asked all at once, and let go of again."""
     looked_at = [Configured(name, one, _origin(name, one, fetch, Metrics(""))) for name, one in sources.items()]
     try:
-        return [said for said in await asyncio.gather(*(one.trouble() for one in looked_at)) if said]
+        doubts = [one.doubt() for one in looked_at]
+        return [said for said in (*doubts, *await asyncio.gather(*(one.trouble() for one in looked_at))) if said]
     finally:
         for one in looked_at:
             await one.origin.close()

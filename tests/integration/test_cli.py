@@ -312,6 +312,20 @@ def test_ls_lists_keys_by_source_and_prefix(daemon: Daemon) -> None:
     assert any(line.endswith("s/new\\nline.bin") for line in text)
 
 
+def test_ls_has_a_heading_on_a_terminal_alone(daemon: Daemon) -> None:
+    """What is piped are the shards and nothing else."""
+    daemon.path("s", "img-0.bin")
+    leader, follower = os.openpty()
+    command = [COMMAND, "ls", "s", "--prefix", "img-0", "--socket", str(daemon.socket)]
+    subprocess.run(command, stdout=follower, check=True)
+    os.close(follower)
+    heading, row = os.read(leader, 65536).decode().split("\r\n")[:2]
+    os.close(leader)
+    assert heading.split() == ["state", "size", "last", "used", "shard"]
+    assert heading.index("shard") == row.index("s/img-0.bin")
+    assert len(daemon.cli(*command[1:4], "img-0").out.splitlines()) == 1
+
+
 def test_ls_of_nothing_is_an_empty_list(daemon: Daemon) -> None:
     assert json.loads(daemon.cli("ls", "--prefix", "nothing", "--json").out) == []
     assert daemon.cli("ls", "--prefix", "nothing").out == ""

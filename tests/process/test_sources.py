@@ -100,6 +100,25 @@ def test_a_folder_that_is_not_there_is_told_and_delays_nothing(folder: Path) -> 
         until(lambda: f"source new ({folder}/new/)" in daemon.log, 20, "a warning of the new source")
 
 
+def test_a_suffix_behind_the_key_is_warned_of(origin: Origin) -> None:
+    """Readers know keys alone: what ends so only by the url is a plain file, which nobody would find out by himself."""
+    sources = {
+        "behind": {"url": f"{origin.url}{{key}}.tar?x=1"},
+        "asked": {"url": f"{origin.url}get?file={{key}}.zip&x=1"},
+        "opaque": {"url": f"{origin.url}{{key}}.tar", "archives": "opaque"},
+        "before": {"url": f"{origin.url}a.tar/{{key}}?name=x.tar"},
+    }
+    with Daemon(sources, begin=False, check=False) as daemon:
+        daemon.write()
+        ran = daemon.cli("check-config", "--config", str(daemon.config))
+        assert ran.status == 0
+        first, second = ran.err.splitlines()
+        assert first.startswith("cachedaemon: warning: source behind: its url has '.tar' behind {key}")
+        assert second.startswith("cachedaemon: warning: source asked: its url has '.zip' behind {key}")
+        daemon.start()
+        until(lambda: daemon.log.count("behind {key}") == 2, 20, "two warnings")
+
+
 def test_a_prefetch_of_keys_that_cannot_be_is_refused_at_once(origin: Origin, folder: Path) -> None:
     with Daemon({"web": origin.url, "mount": f"file://{folder}/"}) as daemon:
         for source in ("web", "mount"):
