@@ -474,6 +474,12 @@ class Cache:
         while pending := [*self.flights.tasks(), *self._background]:
             await asyncio.wait(pending)
 
+    async def let_go(self) -> None:
+        """Give all leases of the daemon back, once nobody can be promised anything any more."""
+        self.grace.end_all()
+        while self._background:
+            await asyncio.wait(self._background)
+
 
 def _loop_time(deadline: float) -> float:
     return asyncio.get_running_loop().time() + deadline - time.monotonic()

@@ -43,6 +43,8 @@ class Grace:
         self.seconds = seconds
         self._let_go = let_go
         self._holds: dict[Ref, _Hold] = {}
+        self._all: set[_Hold] = set()
+        """With those of earlier versions."""
 
     def held(self, ref: Ref) -> Held | None:
         """The daemon's own lease on a shard, while it has one."""
@@ -69,6 +71,7 @@ class Grace:
         hold = self._holds.get(ref)
         if hold is None or hold.held.stamp[:2] != held.stamp[:2]:
             hold = self._holds[ref] = _Hold(ref, held)
+            self._all.add(hold)
         elif hold.held is not held:
             self._let_go(held)
         return hold
@@ -99,7 +102,14 @@ class Grace:
             if not hold.promises:
                 if self._holds.get(hold.ref) is hold:
                     del self._holds[hold.ref]
+                self._all.discard(hold)
                 self._let_go(hold.held)
+
+    def end_all(self) -> None:
+        """End all promises: the daemon stops, and no time must run out after that."""
+        for hold in list(self._all):
+            for promise in list(hold.promises):
+                self.end(promise)
 
     def release(self, ref: Ref) -> None:
         """End all promises of a shard."""
@@ -115,4 +125,5 @@ class Grace:
             if promise.timer is not None:
                 promise.timer.cancel()
         hold.promises.clear()
+        self._all.discard(hold)
         return hold.held

@@ -78,6 +78,21 @@ async def test_each_version_is_held_as_long_as_it_is_promised() -> None:
 
 
 @pytest.mark.asyncio
+async def test_all_promises_end_with_the_daemon() -> None:
+    """Those of earlier versions too; no time runs out later, when no thread is left to give a lease back."""
+    back: list[Held] = []
+    grace = Grace(0.01, back.append)
+    leases = [held(inode=1), held(inode=2), held(inode=3)]
+    promises = [grace.promise(A, one) for one in leases[:2]] + grace.promises(Ref("s", "b"), leases[2], 2)
+    for promise in promises:
+        grace.start(promise)
+    grace.end_all()
+    assert sorted(one.stamp for one in back) == sorted(one.stamp for one in leases)
+    await asyncio.sleep(0.03)  # longer than their time: nothing comes of it
+    assert len(back) == len(leases)
+
+
+@pytest.mark.asyncio
 async def test_its_time_runs_from_the_answer() -> None:
     back: asyncio.Queue[Held] = asyncio.Queue()
     grace = Grace(0.05, back.put_nowait)
