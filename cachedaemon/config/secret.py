@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cachedaemon.config.values import open_regular
 from cachedaemon.errors import ConfigError
 
 _MOST = 64 << 10  # bytes of a secret's file; more is a wrong path
@@ -97,7 +98,7 @@ def json_of(text: str) -> Any:
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(_MOST + 1)
     if len(data) > _MOST:
         msg = f"the file {path} has more than {_MOST} bytes"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import math
 import os
 import re
+import stat
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,11 +176,20 @@ def path(value: object) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text(str(value) if isinstance(value, Path) else value))))
 
 
+def open_regular(where: Path) -> BinaryIO:
+    """A file, opened to be read. OSError for whatever is no regular one: a FIFO would be waited for without end."""
+    file = open(where, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - given away
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file
+
+
 def readable(value: object) -> Path:
     """The path of a file that can be opened now."""
     where = path(value)
     try:
-        with where.open("rb"):
+        with open_regular(where):
             return where
     except OSError as error:
         msg = f"the file cannot be read ({error.strerror}); allowed is a readable file"

@@ -178,9 +178,16 @@ class FileStream:
             if at > stop:
                 raise Changed(f"{self._ref}: the file has more than the {self._size} bytes that it is said to have")
             yield [buffer[:count]]
-        self._compare(await limited(self._ref, link.hear()))
+        self._compare(await self._after(link))
         if at != stop:
             raise Cut(f"{self._ref}: got {at} of {self._size} bytes")
+
+    async def _after(self, link: Link) -> State:
+        """What the mount says of the file at the end. One that is gone is looked for anew: only who opens it can tell for certain."""
+        try:
+            return await self._origin.limited(self._ref, link.hear())
+        except Missing as cause:
+            raise Changed(f"{self._ref}: the file went while it was read") from cause
 
     def _compare(self, state: State) -> None:
         if state != self._state:

@@ -189,6 +189,17 @@ def test_a_mount_that_fails_for_a_while(mount: FuseFs, error: str) -> None:
         assert daemon.acquire("m", "none.bin").code == "missing"
 
 
+def test_a_file_that_is_gone_in_the_middle_is_looked_for_anew(mount: FuseFs) -> None:
+    """C-19: what a read says is not certain: only who opens a file can tell that it is missing."""
+    with Daemon({"m": source(mount)}, fetch={**LIMITS, "retries": 1}) as daemon:
+        mount.turn(errno="ENOENT", ops=["read"])
+        answer = daemon.acquire("m", "1.bin")
+        assert (answer.status, answer.code) == (503, "origin_unavailable")
+        assert "m/1.bin" in answer.body["error"]["message"]
+        mount.turn()
+        assert daemon.acquire("m", "1.bin").status == 200
+
+
 @pytest.mark.parametrize("slash", ["/", ""])
 def test_a_folder_that_goes_away_for_a_while(folder: Path, slash: str) -> None:
     """C-19: moved away, and moved away with an empty folder left in its place, as an unmounted file system leaves it."""

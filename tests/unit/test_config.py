@@ -566,6 +566,19 @@ def test_secret_of_a_file_is_read_again_when_the_file_changes(tmp_path: Path) ->
     assert secret.value() == "eight"
 
 
+def test_a_file_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    """At the start it is refused; a secret that was read before keeps its value."""
+    path = tmp_path / "token"
+    path.write_text("one")
+    secret = Secret(f"file:{path}", {})
+    assert secret.value() == "one"
+    path.unlink()
+    os.mkfifo(path)
+    assert secret.value() == "one"
+    for setting in (f"headers = {{ a = 'file:{path}' }}", f"ca = '{path}'", f"credentials = 'file:{path}'"):
+        assert "cannot be read (it is no regular file)" in refusal(f"[sources.s]\n{setting}")
+
+
 @pytest.mark.parametrize("content", [b"", b"\n", b"a\nb", b"\xff", b"a\0", b"x" * 70_000])
 def test_secret_file_that_is_no_header_value_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
