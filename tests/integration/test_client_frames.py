@@ -26,35 +26,28 @@ QUIET = "import warnings\nwarnings.simplefilter('error')\n"
 MAKE = (
     QUIET
     + f"""
-import numpy, pyarrow, pyarrow.parquet, zarr
+import pyarrow, pyarrow.parquet
 for part in range({PARTS}):
     table = pyarrow.table({{"id": range(part * {ROWS}, (part + 1) * {ROWS}), "text": ["words " * 20] * {ROWS}}})
     pyarrow.parquet.write_table(table, f"{{ARG}}/{{part}}.parquet", row_group_size={ROWS // 4})
     with open(f"{{ARG}}/{{part}}.csv", "w") as file:
         print("id,text", *(f"{{row}},some text" for row in range({ROWS})), sep="\\n", file=file)
-group = zarr.open_group(f"{{ARG}}/grid.zarr", mode="w")
-grid = group.create_array("grid", shape=(100, 100), chunks=(50, 50), dtype="f4")
-grid[:50] = numpy.arange(5000).reshape(50, 100)
-with zarr.storage.ZipStore(f"{{ARG}}/line.zarr.zip", mode="w") as store:
-    zarr.create_array(store, data=numpy.arange(10), chunks=(5,))
 """
 )
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The objects of an origin, by key."""
-    folder = tmp_path_factory.mktemp("set")
-    readers.run(None, MAKE, str(folder))
-    files = [path for path in Path(folder).rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def put(origin: Origin, snippet: str, folder: Path) -> None:
+    """Have the origin offer what the snippet makes in the folder."""
+    readers.run(None, snippet, str(folder))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            origin.put(str(path.relative_to(folder)), data=path.read_bytes())
 
 
 @pytest.fixture(scope="module")
-def served(made: dict[str, bytes]) -> Iterator[Origin]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
     with Origin() as one:
-        for key, data in made.items():
-            one.put(key, data=data)
+        put(one, MAKE, tmp_path_factory.mktemp("tables"))
         yield one
 
 
@@ -168,6 +161,17 @@ def test_a_scan_under_a_cap_that_the_data_set_does_not_fit(origin: Origin) -> No
         assert readers.run(daemon, SCAN, PARTS) == [ROWS * PARTS] * 2
 
 
+STORES = (
+    QUIET
+    + """
+import numpy, zarr
+group = zarr.open_group(f"{ARG}/grid.zarr", mode="w")
+grid = group.create_array("grid", shape=(100, 100), chunks=(50, 50), dtype="f4")
+grid[:50] = numpy.arange(5000).reshape(50, 100)
+with zarr.storage.ZipStore(f"{ARG}/line.zarr.zip", mode="w") as store:
+    zarr.create_array(store, data=numpy.arange(10), chunks=(5,))
+"""
+)
 ZARR = (
     QUIET
     + """
@@ -181,8 +185,10 @@ hear()
 )
 
 
-def test_zarr(daemon: Daemon, origin: Origin) -> None:
+@pytest.mark.slow
+def test_zarr(daemon: Daemon, origin: Origin, tmp_path: Path) -> None:
     """Of a folder each chunk is a shard, and one that the origin does not have is empty; of a zip all are one."""
+    put(origin, STORES, tmp_path)
     with readers.Reader(daemon, ZARR) as reader:
         assert reader.line() == [sum(range(5000)), 1020]
         assert reader.line() == list(range(10))
