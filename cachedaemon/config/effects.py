@@ -33,8 +33,8 @@ def useless(path: str, scheme: str, source: Source) -> Iterator[str]:
     for setting, schemes in WITH_EFFECT.items():
         if not _heeded(scheme, schemes) and getattr(source, setting) != _unset(source, setting):
             yield (
-                f"{path}.{setting}: has no effect on a source of {scheme}: leave it out; "
-                f"allowed is it for {', '.join(schemes)}"
+                f"{path}.{setting}: has no effect on a source of {scheme}: allowed is it for {', '.join(schemes)} alone, "
+                "so leave it out"
             )
 
 
