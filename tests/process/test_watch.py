@@ -77,6 +77,7 @@ def test_shards_in_order_of_arrival(drop: Path) -> None:
         assert not shard.closed
 
 
+@pytest.mark.slow
 def test_it_ends_when_nothing_comes_any_more(drop: Path) -> None:
     with Daemon(watched(drop), max_shards=5) as daemon, cache_of(daemon) as cache:
         assert not list(cache.watch(idle=0))
@@ -115,6 +116,7 @@ def test_a_restart_of_the_daemon_loses_nothing_and_tells_nothing_twice(drop: Pat
         assert keys(watch, 1) == ["c.bin"]
 
 
+@pytest.mark.slow
 def test_a_reload_begins_and_ends_watching(drop: Path) -> None:
     with Daemon(watched(drop), max_shards=5) as daemon, cache_of(daemon, 5) as cache, cache.watch() as watch:
         daemon.tables["sources"]["in"]["settle"] = "50ms"  # type: ignore[index]
@@ -128,6 +130,7 @@ def test_a_reload_begins_and_ends_watching(drop: Path) -> None:
             next(watch)
 
 
+@pytest.mark.slow
 def test_a_version_that_is_replaced_is_handed_out_again_where_the_source_asks(drop: Path) -> None:
     content.write(drop / "a.bin", "a", 1000)
     sources = watched(drop, revalidate="always")
@@ -198,6 +201,7 @@ def mount(folder: Path) -> Iterator[FuseFs]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_mount_that_fails_and_hangs_disturbs_nothing_else(mount: FuseFs, folder: Path) -> None:
     """The watching goes on when it answers again, and the daemon ends in time while it hangs."""
     download(mount.folder, "a.bin")
