@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -86,6 +87,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every async test runs on both; `@pytest.mark.asyncio(loop_factories=["uvloop"])` picks one."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The daemon's own loop is uvloop: the other half of what runs on both is slow."""
+    names = {item.nodeid for item in items}
+    for item in items:
+        if re.sub(r"\[asyncio\b", "[uvloop", item.nodeid) in names - {item.nodeid}:
+            item.add_marker(pytest.mark.slow)
 
 
 # Calls that block and that blockbuster does not know, and where they are allowed all the same.
