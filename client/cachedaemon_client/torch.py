@@ -68,11 +68,19 @@ class ShardDataset(IterableDataset[T_co]):
         self._reading: Reading[T_co] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next, before the loader is iterated. A place in this very epoch that was loaded stays."""
+        """Say which epoch comes next, before the loader is iterated. A place in this very epoch that was loaded stays.
+
+        ValueError for an epoch before that of the loaded state: a later one means that the loaded one has been read.
+        """
+        if self._loaded is not None and epoch != self._loaded["sampler"]["epoch"]:
+            self._leave(self._loaded["sampler"]["epoch"], epoch)
         self.sampler.set_epoch(epoch)
         self._told.value = epoch
-        if self._loaded is not None and self._loaded["sampler"]["epoch"] != epoch:
-            self._loaded = None
+
+    def _leave(self, loaded: int, epoch: int) -> None:
+        if epoch < loaded:
+            raise ValueError(f"the loaded state is of epoch {loaded}, and set_epoch said {epoch}: begin with {loaded}")
+        self._loaded = None
 
     def __iter__(self) -> Iterator[T_co]:
         """This worker's samples. What was loaded is gone on from once."""

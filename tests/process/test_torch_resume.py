@@ -100,6 +100,83 @@ def test_an_interrupted_epoch_goes_on_where_it_was(daemon: Daemon) -> None:
     check(daemon, case(0, 4, mix=2, others=[0]), case(2, 5, mix=2, others=[0, 3]))
 
 
+OTHERWISE = (
+    RESUMING.partition("if __name__")[0]
+    + """
+from cachedaemon_client.sampler import joined as of_ranks
+
+def over(keys):
+    data, loader = made({"keys": keys, "mix": 1, "keep": False}, ARG["workers"])
+    data.set_epoch(1)
+    whole(loader)
+    saved = loader.state_dict()
+    data, loader = made({"keys": keys, "mix": 1, "keep": False}, ARG["workers"])
+    loader.load_state_dict(saved)
+    data.set_epoch(2)
+    return whole(loader)
+
+def by_index(keys):
+    def made():
+        data = MapDataset(ShardCache("s"), keys, name, counts=dict.fromkeys(keys, ARG["members"]))
+        order = ShardOrder(data, ShardSampler(keys, seed=7))
+        order.set_epoch(1)
+        return StatefulDataLoader(data, 5, sampler=order, num_workers=ARG["workers"], collate_fn=list)
+    loader = made()
+    epoch, batches = whole(loader), iter(loader)
+    seen = [sample for _ in range(4) for sample in next(batches)]
+    saved = loader.state_dict()
+    loader = made()
+    loader.load_state_dict(saved)
+    return [epoch, seen + whole(loader)]
+
+def of_two_ranks(keys):
+    states, seen = [], []
+    for rank in range(2):
+        data = ShardDataset(ShardCache("s"), ShardSampler(keys, seed=7, rank=rank, world_size=2), name)
+        loader = StatefulDataLoader(data, ARG["members"], num_workers=0, collate_fn=list)
+        batches = iter(loader)
+        seen += [sample for _ in range(2) for sample in next(batches)]
+        states.append(state_of_loader(loader.state_dict())["sampler"])
+    sampler = ShardSampler(keys, seed=7)
+    sampler.load_state_dict(of_ranks(states))
+    return seen + whole(DataLoader(ShardDataset(ShardCache("s"), sampler, name), 5, collate_fn=list))
+
+def refused(keys):
+    data, loader = made({"keys": keys, "mix": 1, "keep": False}, 0)
+    next(iter(loader))
+    state, said = data.state_dict(), []
+    state["sampler"]["epoch"] = 3
+    for workers, before, after in ((0, 3, 2), (0, 5, None), (2, 3, 3)):
+        data, loader = made({"keys": keys, "mix": 1, "keep": False}, workers, DataLoader)
+        try:
+            data.set_epoch(before)
+            data.load_state_dict(state)
+            if after is not None:
+                data.set_epoch(after)
+            whole(loader)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+if __name__ == "__main__":
+    say([over(ARG["keys"]), by_index(ARG["keys"]), of_two_ranks(ARG["keys"]), refused(ARG["keys"])])
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_states(daemon: Daemon, workers: int) -> None:
+    """One of a whole epoch, of samples by index, of several ranks; and those that do not fit."""
+    arg = {"keys": KEYS, "workers": workers, "members": MEMBERS}
+    ((over, (whole, in_two), ranks, refused),) = readers.run(daemon, OTHERWISE, arg, seconds=170)
+    assert sorted(over) == sorted(ranks) == sorted(whole) == expected(KEYS)
+    assert in_two == whole
+    assert "of epoch 3, and set_epoch said 2" in refused[0]
+    assert "in the middle of epoch 3, and set_epoch said 5" in refused[1]
+    assert "worker 0 of 1 says nothing to worker" in refused[2]
+
+
 @pytest.mark.slow
 def test_any_place_and_any_number_of_workers(daemon: Daemon) -> None:
     """From the first batch to the last; workers that outlive the epoch, and fewer shards than workers."""
