@@ -35,10 +35,16 @@ SPARE = 2
 
 
 class Foreign:
-    """One source, as its processes answer for it. `job` is what each request says besides what it asks for."""
+    """One source, as its processes answer for it.
 
-    def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics, workers: Workers) -> None:
+    `work` are the seconds that a process may itself be busy for an answer, besides the time that its source takes.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what every origin is made from, and its processes
+        self, name: str, source: Source, fetch: Fetch, metrics: Metrics, workers: Workers, work: float = 0.0
+    ) -> None:
         self.name = name
+        self._work = work
         self.workers = workers
         self._credentials = source.credentials
         self._stall = fetch.stall_timeout or None
@@ -72,7 +78,7 @@ class Foreign:
     async def head(self, ref: Ref | str, link: Link) -> Any:
         """The first answer of a conversation, counted: the source is reached, and answers, within both limits."""
         status = "ok"
-        most = self._patience + self._stall if self._patience and self._stall else None
+        most = self._patience + self._stall + self._work if self._patience and self._stall else None
         said: Any = True
         try:
             while said is True:  # a step was done, and the next one has the limits anew

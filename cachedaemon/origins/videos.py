@@ -19,6 +19,8 @@ from cachedaemon.origins.base import KEY, refuse_dots
 from cachedaemon.origins.foreign import SPARE, Foreign, ForeignStream, Wanted, opened
 from cachedaemon.origins.workers import Workers
 
+WORK = 15.0
+"""Seconds that yt-dlp may take for a page on a busy machine; it has time limits of its own for what it asks of the site."""
 _YOUTUBE_ID = re.compile(r"[A-Za-z0-9_-]{11}")
 _PATH = "/!$'()*,:@-._~"
 """What a key keeps of itself in a path; in a query nothing but what is never escaped (RFC 3986, 2.3)."""
@@ -34,7 +36,7 @@ class VideoOrigin:
         self._page = page or YOUTUBE
         self._said = {"insecure": source.insecure, "proxy": source.proxy, "timeout": fetch.stall_timeout or None}
         workers = Workers("videos", bare_environment(), source.concurrency + SPARE, lasting=False)
-        self._foreign = Foreign(name, source, fetch, metrics, workers)
+        self._foreign = Foreign(name, source, fetch, metrics, workers, WORK)
 
     async def look(self) -> None:
         """A site is asked for videos only."""
