@@ -63,17 +63,34 @@ def by_shard(epoch: list[tuple[str, int]]) -> dict[str, list[str]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_each_sample_once_an_epoch(daemon: Daemon, style: str) -> None:
-    """With no, one, several workers; with fewer shards than workers, and one shard (C-61)."""
-    counts = [(9, 0), (9, 1), (9, 4), (3, 8), (1, 4)]
-    cases = [(KEYS[:shards], style, 7, {"num_workers": workers}) for shards, workers in counts]
-    for (shards, _), epochs in zip(counts, run(daemon, *cases), strict=True):
+def check(daemon: Daemon, *counts: tuple[int, int], **how: object) -> list[list[list[tuple[str, int]]]]:
+    """Both data sets give each sample once an epoch, with so many shards and workers."""
+    told = [(shards, style, workers) for shards, workers in counts for style in STYLES]
+    found = run(
+        daemon, *[(KEYS[:shards], style, 7, {"num_workers": workers, **how}) for shards, style, workers in told]
+    )
+    for (shards, _, _), epochs in zip(told, found, strict=True):
         for epoch in epochs:
             assert len(epoch) == shards * MEMBERS
             assert dict(epoch) == expected(shards)
+    return found
 
 
+def test_each_sample_once_an_epoch(daemon: Daemon) -> None:
+    """With no workers and several, and fewer shards than workers (C-61); no shard has another's order of samples."""
+    (epoch, _), *_ = check(daemon, (9, 0), (3, 4))
+    orders = [tuple(name.partition("/")[2] for name in names) for names in by_shard(epoch).values()]
+    assert len(set(orders)) == len(KEYS)
+
+
+@pytest.mark.slow
+def test_each_sample_once_with_any_number_of_workers(daemon: Daemon) -> None:
+    """With one, several, many; with one shard (C-61); with workers that outlive the epoch."""
+    check(daemon, (9, 1), (9, 4), (9, 12), (3, 12), (1, 4))
+    check(daemon, (9, 4), (2, 4), persistent_workers=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_orders_come_from_the_seed_alone(daemon: Daemon, style: str) -> None:
     """The same whatever the number of workers; others in another epoch and with another seed."""
@@ -92,14 +109,8 @@ def test_orders_come_from_the_seed_alone(daemon: Daemon, style: str) -> None:
         assert one == again, "one sampler orders the whole epoch"
 
 
-def test_shards_and_samples_are_shuffled_apart(daemon: Daemon) -> None:
-    """No shard has the order of samples of another: each has a stream of its own."""
-    ((epoch, _),) = run(daemon, (KEYS, "iterable", 7, {"num_workers": 0}))
-    orders = [tuple(name.partition("/")[2] for name in names) for names in by_shard(epoch).values()]
-    assert len(set(orders)) == len(KEYS)
-
-
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_workers_are_started_in_any_way(daemon: Daemon, start: str) -> None:
     """Both data sets pickle, and workers that outlive an epoch see the next one's number."""
     how = {"num_workers": 2, "multiprocessing_context": start, "persistent_workers": True}
@@ -114,6 +125,7 @@ def shm(size: str, then: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", script, "sh"]
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("wrap", "how"),

@@ -96,8 +96,8 @@ def check(daemon: Daemon, *cases: Any) -> None:
 
 
 def test_an_interrupted_epoch_goes_on_where_it_was(daemon: Daemon) -> None:
-    """In the middle of shards, without workers and with two, mixed and not; with another number of workers."""
-    check(daemon, case(0, 4, mix=2, others=[0]), case(2, 5, mix=2, others=[0, 3]))
+    """In the middle of shards, whose samples are mixed; with another number of workers, too."""
+    check(daemon, case(2, 5, mix=2, others=[0, 3]))
 
 
 OTHERWISE = (
@@ -184,7 +184,7 @@ def test_any_place_and_any_number_of_workers(daemon: Daemon) -> None:
     check(
         daemon,
         *[case(0, after, others=[0, 1]) for after in (0, 1, batches)],
-        *[case(0, after, mix=4) for after in range(batches)],
+        *[case(0, after, mix=4, others=[0]) for after in range(batches)],
         case(1, 7, keep=True, others=[0, 4]),
         case(4, 1, others=[1]),
         case(4, 13, mix=3, keep=True, others=[2, 5, 12]),
