@@ -1,0 +1,114 @@
+"""What one worker of a loader reads, with which plan, and how states of workers make one; no framework is involved."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachedaemon_client import ShardCache, ShardSampler
+from cachedaemon_client.reading import Reader, Reading, joined, resumed
+from tests.fakes.waiting import until
+from tests.process.torch_shards import KEYS, MEMBERS, members, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cachedaemon_client import Shard
+    from tests.fakes.daemon import Daemon
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def cache(daemon: Daemon) -> Iterator[ShardCache]:
+    with ShardCache("s", socket=daemon.socket) as one:
+        yield one
+
+
+def name(shard: Shard, member: str) -> str:
+    return f"{shard.key}/{member}"
+
+
+def whole(times: dict[str, int]) -> Counter[str]:
+    """How often each sample comes when its shard comes so often."""
+    return Counter({f"{key}/{one}": count for key, count in times.items() for one in members(KEYS.index(key))})
+
+
+def test_a_plan_goes_on_into_the_next_epoch(cache: ShardCache) -> None:
+    """One is in force while a worker reads, with all that it holds at once; none after, or when the loop breaks."""
+    sampler = ShardSampler(KEYS, seed=3)
+    for further in (True, False):
+        samples = Reading(sampler, name, Reader(1, 2, mix=2, further=further)).samples(cache)
+        next(samples)
+        (plan,) = cache.status()["plans"]
+        assert plan["keys"] == (8 if further else 4)
+        samples.close()
+        until(lambda: not cache.status()["plans"], 5, "the plan's end")
+
+
+def test_a_worker_without_shards_asks_for_nothing(cache: ShardCache) -> None:
+    assert list(Reading(ShardSampler(KEYS[:1], seed=3), name, Reader(1, 2)).samples(cache)) == []
+
+
+def test_samples_of_shards_that_are_open_together_mix(cache: ShardCache) -> None:
+    """Each of them keeps its own order, and the order is the same again."""
+    sampler = ShardSampler(KEYS, seed=3)
+    mixed, again = (list(Reading(sampler, name, Reader(mix=3)).samples(cache)) for _ in range(2))
+    apart = list(Reading(sampler, name, Reader()).samples(cache))
+    assert mixed == again != apart
+    assert len({one.partition("/")[0] for one in mixed[: 3 * MEMBERS]}) == 3
+    assert [one for one in mixed if one.startswith(KEYS[4])] == [one for one in apart if one.startswith(KEYS[4])]
+
+
+def interrupted(cache: ShardCache, sampler: ShardSampler, rng: random.Random) -> Counter[str]:
+    """One epoch, gone on with time and again by other numbers of workers, each of which stops anywhere."""
+    seen: Counter[str] = Counter()
+    state: dict[str, Any] | None = None
+    for patience in (8, 20, 15, 5, 30, 10**6):
+        of, mix = rng.choice([1, 2, 3, 12]), rng.choice([1, 1, 2, 5])
+        readers = [Reader(number, of, mix) for number in range(of)]
+        readings = [resumed(state, sampler, name, one) if state else Reading(sampler, name, one) for one in readers]
+        for reading in readings:
+            samples = reading.samples(cache)
+            seen.update(islice(samples, rng.randrange(patience) if patience < 10**6 else None))
+            samples.close()
+        state = joined([reading.state() for reading in readings])
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_sample_comes_once_however_often_it_is_gone_on(cache: ShardCache, seed: int) -> None:
+    """Whatever the numbers of workers and of shards that are open, and where a shard comes more than once."""
+    rng = random.Random(seed)
+    keys = KEYS[: rng.choice([1, 2, 9])]
+    weights = {key: 1.0 + number % 3 for number, key in enumerate(keys)} if seed % 2 else None
+    sampler = ShardSampler(keys, seed=seed, weights=weights)
+    assert interrupted(cache, sampler, rng) == whole(Counter(sampler.remaining()))
+
+
+def test_states_that_are_not_of_one_moment_do_not_join(cache: ShardCache) -> None:
+    """Of all workers, once each, from the same beginning."""
+    sampler = ShardSampler(KEYS, seed=3)
+    first, second = (Reading(sampler, name, Reader(number, 2)).state() for number in range(2))
+    for states in ([], [first], [first, first], [first, second, joined([first, second])]):
+        with pytest.raises(ValueError, match="one of each worker"):
+            joined(states)
+    with pytest.raises(ValueError, match="not of one moment"):
+        joined([first, {**second, "begun": [[1, 4]]}])
+    with pytest.raises(ValueError, match="version 1"):
+        joined([first, {**second, "version": 2}])
+
+
+def test_a_state_with_more_shards_open_than_may_be(cache: ShardCache) -> None:
+    reading = Reading(ShardSampler(KEYS, seed=3), name, Reader(mix=3))
+    list(islice(reading.samples(cache), 5))
+    with pytest.raises(ValueError, match="3 shards are open"):
+        resumed(reading.state(), ShardSampler(KEYS, seed=3), name, Reader(mix=2))
