@@ -7,14 +7,16 @@ workers together (`joined`) let any other number of workers go on.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from cachedaemon_client.cache import ShardCache
+from cachedaemon_client.errors import DaemonUnavailable
+from cachedaemon_client.plan import Plan
 from cachedaemon_client.sampler import ShardSampler, stream, worker_slice
 from cachedaemon_client.shard import Shard
 
@@ -23,6 +25,8 @@ T = TypeVar("T")
 Decode = Callable[[Shard, str], T]
 """Makes a sample of a member, by the shard and the member's name."""
 
+PATIENCE = 5.0
+"""Seconds that a plan waits for the daemon before reading begins without it."""
 VERSION = 1
 _PARTS = {"version", "sampler", "begun", "worker", "workers", "shards", "given"}
 
@@ -97,9 +101,17 @@ class Reading(Generic[T]):
         """The samples from its place on. While they are read a plan is in force, and `mix` shards are open."""
         if not self.left:
             return
-        with cache.plan(self.left + self._later(), holds=self._reader.mix):
+        with self._announced(cache):
             while self.left:
                 yield from self._mixed(cache, self.left[: len(self._given)])
+
+    def _announced(self, cache: ShardCache) -> Plan:
+        """The plan in force; or to be, when a daemon is there again: what is local is read without one."""
+        plan = Plan(cache, self.left + self._later(), self._reader.mix)
+        with contextlib.suppress(DaemonUnavailable):
+            plan.renew(min(cache.wait, PATIENCE))
+        cache.start(plan)
+        return plan
 
     def _later(self) -> list[str]:
         """What this worker reads in the next epoch."""
@@ -111,7 +123,7 @@ class Reading(Generic[T]):
 
     def _mixed(self, cache: ShardCache, keys: list[str]) -> Iterator[T]:
         """What is left of some shards, in an order that only depends on the run, the epoch and the shards."""
-        with ExitStack() as leases:
+        with contextlib.ExitStack() as leases:
             shards = [leases.enter_context(cache.open(key)) for key in keys]
             orders = [self._sampler.samples(shard.key, len(shard.members)) for shard in shards]
             turns = self._turns(keys, [len(order) for order in orders])

@@ -112,3 +112,18 @@ def test_a_state_with_more_shards_open_than_may_be(cache: ShardCache) -> None:
     list(islice(reading.samples(cache), 5))
     with pytest.raises(ValueError, match="3 shards are open"):
         resumed(reading.state(), ShardSampler(KEYS, seed=3), name, Reader(mix=2))
+
+
+def test_what_is_local_is_read_without_a_daemon() -> None:
+    """The plan is in force when there is one again."""
+    with serving() as daemon, ShardCache("s", socket=daemon.socket, wait=1) as cache:
+        sampler = ShardSampler(KEYS, seed=3)
+        for key in KEYS:
+            cache.open(key).close()
+        daemon.stop()
+        samples = Reading(sampler, name, Reader()).samples(cache)
+        seen = [next(samples)]
+        daemon.start()
+        cache.acquire(KEYS[0]).close()
+        assert [plan["keys"] for plan in cache.status()["plans"]] == [18]
+        assert Counter([*seen, *samples]) == whole(dict.fromkeys(KEYS, 1))
