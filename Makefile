@@ -21,7 +21,8 @@ test:
 slow:
 	@scripts/install dev
 	@scripts/tools
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m slow --timeout 900 $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not alone" --timeout 900 $(ARGS)
+	@$(PYTEST) -m alone --timeout 900 $(ARGS)
 
 again:
 	@$(PYTEST) --last-failed --last-failed-no-failures none --timeout 900

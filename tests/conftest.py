@@ -90,10 +90,16 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The daemon's own loop is uvloop: the other half of what runs on both is slow."""
+    """The daemon's own loop is uvloop: the other half of what runs on both is slow. So is what `slow.txt` names.
+
+    Slow tests of whole processes, and those whose library is busy itself, run alone.
+    """
     names = {item.nodeid for item in items}
+    listed = set((Path(__file__).parent / "slow.txt").read_text().splitlines())
     for item in items:
-        if re.sub(r"\[asyncio\b", "[uvloop", item.nodeid) in names - {item.nodeid}:
+        if item.get_closest_marker("slow") and ("/process/" in item.nodeid or "TestVideos" in item.nodeid):
+            item.add_marker(pytest.mark.alone)
+        if item.nodeid in listed or re.sub(r"\[asyncio\b", "[uvloop", item.nodeid) in names - {item.nodeid}:
             item.add_marker(pytest.mark.slow)
 
 

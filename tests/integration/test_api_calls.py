@@ -299,14 +299,14 @@ def test_only_admins_evict_and_verify(origin: Origin, as_user: OrdinaryUser) -> 
 
 
 def test_verify(daemon: Daemon) -> None:
-    """What a job says; what is not here counts as gone. The rest is `tests/process/test_verify.py`'s."""
+    """What a job says; what was never here is told. The rest is `tests/process/test_verify.py`'s."""
     daemon.path("s", "0.bin")
     answer = daemon.api("POST", "/v1/verify", {"source": "s", "keys": ["0.bin", "none.bin"]})
     assert answer.status == 202
     said = daemon.job(answer.body["job"])
-    names = {"job", "state", "total", "done", "failed", "bytes", "errors", "damaged", "fetched_again", "gone"}
+    names = {"job", "state", "total", "done", "failed", "bytes", "errors", "damaged", "fetched_again", "gone", "absent"}
     assert set(said) == names
-    assert (said["state"], said["total"], said["done"], said["gone"], said["bytes"]) == ("done", 2, 2, 1, SIZE)
+    assert (said["state"], said["total"], said["done"], said["absent"], said["bytes"]) == ("failed", 2, 1, 1, SIZE)
     assert "body.source" in error(daemon.api("POST", "/v1/verify", {"keys": ["0.bin"]}), 400, "bad_request")
     assert "'../up'" in error(daemon.api("POST", "/v1/verify", {"source": "s", "keys": ["../up"]}), 400, "bad_request")
     for body in ({"source": "nosuch"}, {"source": "nosuch", "keys": []}):

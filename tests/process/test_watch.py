@@ -18,6 +18,7 @@ import pytest
 
 from cachedaemon_client import BadArchive, BadRequest, OriginFailed, ShardCache
 from cachedaemon_client.feed import Feed
+from cachedaemon_client.watch import Watch
 from tests.fakes import content
 from tests.fakes.daemon import COMMAND, Daemon
 from tests.fakes.fusefs import FuseFs, fuse_fs, why_no_fuse
@@ -176,6 +177,14 @@ def test_a_forked_child_has_none_of_it(drop: Path) -> None:
 # ---- a folder that is away
 
 
+def _next_key(watch: Watch) -> str | None:
+    """What comes next; None where the folder was away a moment ago."""
+    try:
+        return next(watch).key
+    except OriginFailed:
+        return None
+
+
 def test_a_folder_that_stays_away_is_an_error_and_not_an_empty_one(drop: Path) -> None:
     """C-19: what is here is served, nothing is forgotten, and it recovers without a restart."""
     download(drop, "a.bin")
@@ -186,9 +195,9 @@ def test_a_folder_that_stays_away_is_an_error_and_not_an_empty_one(drop: Path) -
             next(watch)
         assert daemon.acquire("in", "a.bin").body["result"] == "hit"
         drop.with_name("aside").rename(drop)
+        until(lambda: "its folder is there again" in daemon.log, 20)
         download(drop, "b.bin")
-        assert keys(watch, 1) == ["b.bin"]
-        until(lambda: "its folder is there again" in daemon.log, 10)
+        until(lambda: _next_key(watch) == "b.bin", 20)
         assert daemon.log.count("cannot be read") == 1
 
 

@@ -165,7 +165,7 @@ async def test_an_origin_that_asks_for_a_pause_gets_it_from_all_and_other_source
     async with asyncio.timeout(20):
         while 2 not in ground.running:  # noqa: ASYNC110 - it is the clock that is waited for
             await asyncio.sleep(0.005)
-    assert loop.time() - began >= 0.4
+    assert loop.time() - began >= 0.39  # the clock of the loop has steps
     await ground.close()
 
 
