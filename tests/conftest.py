@@ -89,17 +89,33 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+SLOW = Path(__file__).parent / "slow.txt"
+"""Tests, and whole files of them, that take long."""
+PLACES = ("http", "file")
+"""Of the places that the suite for origins runs on, those of the usual run."""
+
+
+def _is_of_a_place(item: pytest.Item) -> bool:
+    """Whether it is the suite's, on another place than the usual ones."""
+    places = re.findall(r"TestOrigins::.*\b(http|https|file|mount|ais)\b", item.nodeid)
+    return bool(places) and places[0] not in PLACES
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The daemon's own loop is uvloop: the other half of what runs on both is slow. So is what `slow.txt` names.
 
     Slow tests of whole processes, and those whose library is busy itself, run alone.
     """
     names = {item.nodeid for item in items}
-    listed = set((Path(__file__).parent / "slow.txt").read_text().splitlines())
+    listed = set(SLOW.read_text().splitlines()) if SLOW.exists() else set()
     for item in items:
         if item.get_closest_marker("slow") and ("/process/" in item.nodeid or "TestVideos" in item.nodeid):
             item.add_marker(pytest.mark.alone)
-        if item.nodeid in listed or re.sub(r"\[asyncio\b", "[uvloop", item.nodeid) in names - {item.nodeid}:
+        if (
+            {item.nodeid, item.nodeid.partition("::")[0]} & listed
+            or _is_of_a_place(item)
+            or re.sub(r"\[asyncio\b", "[uvloop", item.nodeid) in names - {item.nodeid}
+        ):
             item.add_marker(pytest.mark.slow)
 
 

@@ -28,6 +28,9 @@ def url(origin: Origin) -> str:
     return origin.url.replace("//", "//user:SECRET@") + "{key}?sig=SECRET"
 
 
+REJECTED = "the origin answered 403: credentials rejected, or they do not allow it"
+
+
 def lines(daemon: Daemon) -> list[tuple[str, str]]:
     """Level and message of each line but those of start and stop; the log is JSON."""
     said: list[dict[str, Any]] = [json.loads(line) for line in daemon.log.splitlines()]
@@ -44,7 +47,7 @@ def test_a_failure_is_one_line_with_its_cause(origin: Origin) -> None:
         for key in ("refused.bin", "down.bin", "huge.bin"):
             assert daemon.acquire("s", key).status >= 400
         assert lines(daemon) == [
-            ("warning", "s/refused.bin did not become local (origin_refused): the origin answered 403"),
+            ("warning", f"s/refused.bin did not become local (origin_refused): {REJECTED}"),
             ("warning", "s/down.bin did not become local (origin_unavailable): the origin answered 500"),
             ("warning", lines(daemon)[2][1]),
         ]
@@ -57,9 +60,7 @@ def test_a_failed_prefetch_is_told_likewise(origin: Origin) -> None:
     origin.put("refused.bin", always=Status(403))
     with Daemon({"s": origin.url}, log={"format": "json"}) as daemon:
         assert daemon.job(daemon.prefetch("s", ["0.bin", "refused.bin"]))["failed"] == 1
-        assert lines(daemon) == [
-            ("warning", "s/refused.bin did not become local (origin_refused): the origin answered 403")
-        ]
+        assert lines(daemon) == [("warning", f"s/refused.bin did not become local (origin_refused): {REJECTED}")]
 
 
 def test_what_the_origin_has_wrong_is_no_warning(origin: Origin) -> None:
@@ -96,7 +97,7 @@ def test_debug_tells_the_rest(origin: Origin) -> None:
         daemon.path("s", "again.bin")
         daemon.path("s", "1.bin")
         said = [message for level, message in lines(daemon) if level == "debug" and message.startswith("s/")]
-        assert said[0].startswith("s/again.bin: try 1 failed, the next comes in ")
+        assert said[0].startswith("s/again.bin goes on in ")
         assert said[1].startswith("s/again.bin is here: 1000 bytes, ")
         until(lambda: ("debug", "s/again.bin is evicted: room") in lines(daemon))
         assert "SECRET" not in daemon.log
