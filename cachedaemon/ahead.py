@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -70,9 +71,10 @@ class Ahead:
     async def _look(self) -> None:
         """Begin what is wanted next, and end what nobody wants any more."""
         for ref, task in self._tasks.items():
-            if self._plans.next_use(ref) == float("inf"):
+            if self._plans.next_use(ref) == math.inf:
                 task.cancel()
-        running = [plan for plan in self._plans.running() if plan.position < plan.keys and self._is_known(plan)]
+        known = {source.name for source in self._cache.sources.all()}
+        running = [plan for plan in self._plans.running() if plan.position < plan.keys and plan.source in known]
         if not running:
             return
         scene = self._scene()
@@ -83,11 +85,9 @@ class Ahead:
         for one in wanted:
             if len(self._tasks) >= self._width():
                 return
-            if one.ref not in self._tasks and self._may(one):
+            if one.ref not in self._tasks and self._may(one, scene):
                 self._begin(one)
-
-    def _is_known(self, plan: Plan) -> bool:
-        return any(source.name == plan.source for source in self._cache.sources.all())
+                scene.unread[one.plan.tag] = scene.unread.get(one.plan.tag, 0) + 1
 
     def _scene(self) -> Scene:
         ledger = self._cache.ledger
@@ -96,16 +96,15 @@ class Ahead:
         unread.update(plan.tag for plan in self._for.values())
         return Scene(here, self._cache.ledger.fits(), self.fetch, {str(tag): count for tag, count in unread.items()})
 
-    def _may(self, one: Wanted) -> bool:
+    def _may(self, one: Wanted, scene: Scene) -> bool:
         """Whether it is not one that failed just now, and its user has not more unread shards than a fair part."""
         if self._not_before.get(one.ref, 0.0) > time.monotonic():
             return False
         users = {plan.user for plan in self._plans.running()}
         if len(users) < 2:
             return True
-        tags = {plan.tag for plan in self._plans if plan.user == one.plan.user}
-        unread = sum(entry.unread_of in tags for entry in self._cache.ledger.entries())
-        return unread + sum(plan.tag in tags for plan in self._for.values()) < self._cache.ledger.fits() // len(users)
+        unread = sum(scene.unread.get(plan.tag, 0) for plan in self._plans if plan.user == one.plan.user)
+        return unread < scene.cap // len(users)
 
     def _begin(self, one: Wanted) -> None:
         task = self._tasks[one.ref] = asyncio.create_task(self._bring(one), name=f"ahead {one.ref}")
