@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cachedaemon.errors import ConfigError, OriginUnavailable
 from cachedaemon.model import Ref
+
+T = TypeVar("T")
 
 
 class Readable(Protocol):
@@ -33,10 +35,16 @@ class Credentials:
         read = asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: {name: secret.value() for name, secret in self._headers.items()}
         )
-        try:
-            async with asyncio.timeout(self._patience):
-                return await read
-        except TimeoutError:
-            raise OriginUnavailable(f"{ref}: the file of a configured header cannot be read in time") from None
-        except ConfigError as cause:
-            raise OriginUnavailable(f"{ref}: a configured header cannot be sent: {cause}") from None
+        said = (f"{ref}: the file of a configured header", f"{ref}: a configured header cannot be sent")
+        return await in_time(read, self._patience, *said)
+
+
+async def in_time(read: Awaitable[T], patience: float | None, file: str, use: str) -> T:
+    """A secret that a thread reads; `OriginUnavailable` says which file it is not read from in time, or what cannot be done."""
+    try:
+        async with asyncio.timeout(patience):
+            return await read
+    except TimeoutError:
+        raise OriginUnavailable(f"{file} cannot be read in time") from None
+    except ConfigError as cause:
+        raise OriginUnavailable(f"{use}: {cause}") from None

@@ -15,7 +15,6 @@ from cachedaemon.config import Fetch, Source, json_of
 from cachedaemon.errors import (
     CacheDaemonError,
     Changed,
-    ConfigError,
     Cut,
     NoParts,
     OriginRefused,
@@ -25,6 +24,7 @@ from cachedaemon.errors import (
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Digest, Ref, Validators
 from cachedaemon.origins.base import PIECE, Piece, is_still
+from cachedaemon.origins.credentials import in_time
 from cachedaemon.origins.mounted import Link
 from cachedaemon.origins.workers import Workers
 
@@ -57,13 +57,8 @@ class Foreign:
         if self._credentials is None:
             return None
         read = asyncio.get_running_loop().run_in_executor(self._threads, self._credentials.document)
-        try:
-            async with asyncio.timeout(self._patience):
-                return await read
-        except TimeoutError:
-            raise OriginUnavailable(f"{ref}: the file of its credentials cannot be read in time") from None
-        except ConfigError as cause:
-            raise OriginUnavailable(f"{ref}: its credentials cannot be used: {cause}") from None
+        said = (f"{ref}: the file of its credentials", f"{ref}: its credentials cannot be used")
+        return await in_time(read, self._patience, *said)
 
     @asynccontextmanager
     async def asked(self, ref: Ref | str, request: dict[str, object]) -> AsyncIterator[Link]:
