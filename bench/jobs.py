@@ -1,0 +1,136 @@
+"""Figure 4: hits of eight jobs that share one cache, each in an order of its own.
+
+    python bench/jobs.py [--shards 1000] [--epochs 1] [--step 0.08] [--jobs 8] [--parts 0.1 0.2 0.5]
+
+Each job opens a shard, works on it for a step, and opens the next; its plan tells its order. The optimum is reckoned
+afterwards, for the very uses that happened, merged by their times: MIN (Belady 1966), which never evicts what is used
+soonest again. Two of them: one that may also evict what a job has open at that moment, which no cache can, and one that
+may not; the latter is what can be reached. Hits are uses less transfers, for all alike: a shard that was brought ahead
+of its use saves waiting, not a transfer. With `policy = "lru"` in the same run, and LRU reckoned for the same uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from side_by_side import main, table, verdict
+from trainers import Link, Ran, Side, epochs, play
+
+SIZE = 20_000
+Merged = Sequence[tuple[int, str]]
+"""Which job used which shard, in the order of time."""
+
+
+def merged(ran: Ran) -> Merged:
+    """The uses of all jobs in the order in which they were asked for."""
+    uses = sorted((use.at, job, use.key) for job, jobs in enumerate(ran.jobs) for use in jobs)
+    return [(job, key) for _, job, key in uses]
+
+
+def fewest(uses: Merged, cap: int, *, holding: bool) -> int:
+    """Transfers of MIN; `holding`: what a job used last stays until it uses the next, as an open shard does.
+
+    The farthest use among what may go is the best victim in both cases: whatever else went could change places with it.
+    """
+    again = _next_uses(uses)
+    held: dict[int, str] = {}
+    content: dict[str, float] = {}
+    heap: list[tuple[float, str]] = []
+    transfers = 0
+    for (job, key), later in zip(uses, again, strict=True):
+        held.pop(job, None)
+        if key not in content:
+            transfers += 1
+            if len(content) >= cap:
+                _evict(content, heap, set(held.values()) if holding else set())
+        held[job] = key
+        content[key] = later
+        heapq.heappush(heap, (-later, key))
+    return transfers
+
+
+def _evict(content: dict[str, float], heap: list[tuple[float, str]], held: set[str]) -> None:
+    kept = []
+    while heap:
+        place = heapq.heappop(heap)
+        due, key = place
+        if content.get(key) != -due:
+            continue
+        if key not in held:
+            del content[key]
+            break
+        kept.append(place)
+    for place in kept:
+        heapq.heappush(heap, place)
+
+
+def _next_uses(uses: Merged) -> list[float]:
+    later: dict[str, int] = {}
+    again = [math.inf] * len(uses)
+    for index in range(len(uses) - 1, -1, -1):
+        key = uses[index][1]
+        again[index] = later.get(key, math.inf)
+        later[key] = index
+    return again
+
+
+def by_last_use(uses: Merged, cap: int) -> int:
+    """Transfers of LRU."""
+    content: OrderedDict[str, None] = OrderedDict()
+    transfers = 0
+    for _, key in uses:
+        if key not in content:
+            transfers += 1
+            if len(content) >= cap:
+                content.popitem(last=False)
+        content[key] = None
+        content.move_to_end(key)
+    return transfers
+
+
+def figure_4(c: float, shards: int, orders: list[list[str]], step: float) -> None:
+    """One cap: both policies at once, each for its own jobs."""
+    cap, lag = int(c * shards), step / len(orders)
+    sides = [Side(p, shards, Link(SIZE, latency=step / 2), orders, step, cap, p, lag=lag) for p in ("auto", "lru")]
+    rows = []
+    for side, ran in zip(sides, play(sides), strict=True):
+        uses = merged(ran)
+        best = len(uses) - fewest(uses, cap, holding=False)
+        possible = len(uses) - fewest(uses, cap, holding=True)
+        last = len(uses) - by_last_use(uses, cap)
+        hits = len(uses) - ran.transfers
+        if side.policy == "auto":
+            reached = hits / possible
+        cells = [hits, possible, best, last]
+        rows.append(
+            [f"c = {c}, {side.name}", *(f"{cell:,}" for cell in cells), f"{hits / possible:.3f}", f"{hits / best:.3f}"]
+        )
+        rows[-1] += [f"{ran.hits:.0%}", f"{ran.busy:.0f}"]
+    head = ["hits", "possible", "MIN", "LRU reckoned", "/ possible", "/ MIN", "local", "CPU s"]
+    table([f"{len(orders)} jobs, {shards:,} shards", *head], rows)
+    verdict(4, f"c = {c}, hits / hits of the optimum that leaves open shards alone", reached, at_least=0.95)
+
+
+def run() -> None:
+    """One cap after the other."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--shards", type=int, default=1000)
+    options.add_argument("--epochs", type=int, default=1)
+    options.add_argument("--step", type=float, default=0.08, help="seconds that a job works on a shard")
+    options.add_argument("--jobs", type=int, default=8)
+    options.add_argument("--parts", type=float, nargs="+", default=(0.1, 0.2, 0.5), help="c: the part that fits")
+    chosen = options.parse_args()
+    orders = [epochs(chosen.shards, chosen.epochs, seed) for seed in range(chosen.jobs)]
+    for c in chosen.parts:
+        print(f"load average {os.getloadavg()[0]:.1f} before")
+        figure_4(c, chosen.shards, orders, chosen.step)
+    print(f"load average {os.getloadavg()[0]:.1f} after")
+
+
+if __name__ == "__main__":
+    main(run)
