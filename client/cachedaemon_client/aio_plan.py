@@ -28,6 +28,7 @@ class Plan(Order):
         """Tell the daemon, and hold the file that it made."""
         if not self._inert:
             said = await self._cache.call("PUT", self._target, self._body, wait=wait)
+            self.warning = said.get("warning")
             self._hold(await self._cache.local_path(said["file"]))
             with contextlib.suppress(CacheError):
                 await self._cache.call("POST", "/v1/touch", self._here, wait=wait)

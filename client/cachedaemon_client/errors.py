@@ -88,12 +88,20 @@ class NoSpace(CacheError):
     """The cache's disk is full or failing."""
 
 
+class TooMany(CacheError):
+    """This user has as many requests, plans or prefetches under way as the daemon lets one user have."""
+
+
 class LocksNotShared(CacheError):
     """The cache lies where this process's locks do not reach the daemon's, so that a lease would protect nothing."""
 
 
 class WaitExpired(CacheError, TimeoutError):
     """The shard did not become local within `wait`."""
+
+
+class PlanWarning(UserWarning):
+    """The daemon took a plan whose consumers hold, with those of all others, more shards than fit: they may wait for ever."""
 
 
 BY_CODE: dict[str, type[CacheError]] = {
@@ -109,6 +117,7 @@ BY_CODE: dict[str, type[CacheError]] = {
     "too_large": TooLarge,
     "no_space": NoSpace,
     "wait_expired": WaitExpired,
+    "too_many": TooMany,
     "stopping": DaemonUnavailable,
 }
 

@@ -233,10 +233,11 @@ class Local(Generic[P]):
                 plan.advance()
 
     def start(self, plan: P) -> None:
-        """The plan is in force: opening its next key moves its place."""
+        """The plan is in force: opening its next key moves its place. What the daemon has against it is said once, here."""
         self._begun[plan] = True
         self._note_running()
         self._reporter.follow(plan)
+        plan.warn()
 
     def forget(self, plan: P) -> bool:
         """The plan has ended; False when it had before."""

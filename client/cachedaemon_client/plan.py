@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client.connection import TELL
-from cachedaemon_client.errors import BadRequest, CacheError
+from cachedaemon_client.errors import BadRequest, CacheError, PlanWarning
 from cachedaemon_client.lease import Busy, Gone, give_back, hold_plan
 from cachedaemon_client.process import alive
 
@@ -38,6 +39,8 @@ class Order:
         self._descriptor = -1
         self._out: deque[Shard] = deque()
         self.id = os.urandom(16).hex()
+        self.warning: str | None = None
+        """What the daemon said against the plan when it took it: that its consumers may wait for ever. None: nothing."""
         self.keys = keys
         self.holds = holds
         self.position = 0
@@ -80,6 +83,11 @@ class Order:
     @property
     def _inert(self) -> bool:
         return self._epoch != alive[0]
+
+    def warn(self) -> None:
+        """Say aloud what the daemon said against the plan (`PlanWarning`)."""
+        if self.warning is not None:
+            warnings.warn(f"plan of {self._local.source}: {self.warning}", PlanWarning, stacklevel=4)
 
     def _hold(self, path: str) -> None:
         """Hold the file anew before the old hold ends: at no moment may the daemon find it free."""
@@ -134,6 +142,7 @@ class Plan(Order):
         """Tell the daemon, and hold the file that it made."""
         if not self._inert:
             said = self._cache.call("PUT", self._target, self._body, wait=wait)
+            self.warning = said.get("warning")
             self._hold(self._cache.local_path(said["file"]))
             with contextlib.suppress(CacheError):
                 self._cache.call("POST", "/v1/touch", self._here, wait=wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cachedaemon_client import ShardCache, errors
+from cachedaemon_client import PlanWarning, ShardCache, aio, errors
 from tests.fakes import content, readers
 from tests.fakes.daemon import Daemon
 from tests.fakes.origin import Origin
@@ -105,6 +106,31 @@ def test_what_cannot_be_a_plan(cache: ShardCache) -> None:
         cache.plan(["a", ""])
     with cache.plan([]) as plan:
         assert list(plan) == []
+
+
+def test_consumers_that_hold_more_than_fits_are_warned(cache: ShardCache) -> None:
+    """Four shards fit: the plan is in force all the same, and its consumer hears of it once."""
+    with cache.plan(KEYS, holds=2) as fits:
+        assert fits.warning is None
+        with pytest.warns(PlanWarning, match="hold 5 shards at once and there is room for 4") as heard:
+            plan = cache.plan(KEYS, holds=3)
+        assert [one.filename for one in heard] == [__file__]
+        assert plan.warning in str(heard[0].message)
+        plan.renew()
+    with plan:
+        assert [shard.key for shard in plan] == KEYS
+
+
+async def _plan_for_asyncio(daemon: Daemon) -> None:
+    async with aio.ShardCache("s", socket=daemon.socket) as cache:
+        with pytest.warns(PlanWarning, match="hold 5 shards at once and there is room for 4"):
+            plan = await cache.plan(KEYS, holds=5)
+        await plan.close()
+
+
+def test_a_consumer_on_asyncio_is_warned_too(daemon: Daemon, cache: ShardCache) -> None:
+    with cache:
+        asyncio.run(_plan_for_asyncio(daemon))
 
 
 def test_a_shard_that_fails_leaves_the_place(cache: ShardCache) -> None:
