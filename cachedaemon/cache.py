@@ -365,6 +365,8 @@ class Cache:
         blocks = arrived.sealed.blocks
         entry = Entry(ref, name, published.stamp, arrived.size, blocks, arrived.inodes, now, asked=flight.asked)
         self.ledger.commit(flight, entry)
+        if self.trash.ghosts.came(ref):
+            self._metrics.refetched.labels(ref.source).inc()
         if past := self.ledger.past():
             self.later(self.retire(past))
         return self._promise(flight, entry, published)

@@ -32,7 +32,7 @@ from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.regrets import Regrets
-from cachedaemon.server import Api, Runner, View, Watch, application, scraping
+from cachedaemon.server import Api, Gauges, Runner, View, Watch, application, scraping
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
 from cachedaemon.store.layout import Layout, Modes
@@ -40,6 +40,7 @@ from cachedaemon.store.start import refuse_taken
 from cachedaemon.turns import Turns
 from cachedaemon.upkeep import Upkeep
 from cachedaemon.verify import Verify
+from cachedaemon.vitals import Vitals
 from cachedaemon.watch import Folders
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,9 @@ class Daemon:
         self.ahead = Ahead(self.cache, self.plans, self.plan_files, lambda: self.settings.fetch.concurrency)
         self.upkeep = Upkeep(self.cache, self.store, self.plans, self.plan_files, lambda: self.settings.cache.scan)
         self.view = View(self.cache, self.plans, self.regrets, self.upkeep, str(cache.dir))
-        self.metrics.watch(self.view.gauges)
+        self.vitals = Vitals(self.store, self.metrics)
+        gauges = Gauges(self.cache, self.plans, self.regrets, self.upkeep, self.vitals)
+        self.metrics.watch(gauges.read)
 
     def _next_use(self, ref: Ref) -> float:
         """When a shard is used next, as far as the policy wants to know."""
@@ -118,7 +121,7 @@ class Daemon:
         try:
             scrape = await self._port(server.http) if server.http else None
             await self._open_cache()
-            background = asyncio.create_task(self.upkeep.run(self.ahead.run), name="upkeep")
+            background = asyncio.create_task(self.upkeep.run(ahead=self.ahead.run, vitals=self.vitals.run), name="upkeep")
             await self.folders.follow(self.sources.all())
             runners = [
                 await self._listen(application(self._api(), self._watch(), lambda: self._generation), listener.bind())

@@ -27,6 +27,9 @@ if _multiproc is not None:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_DELAYS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+FAILURES = ("origin_unavailable", "origin_refused", "corrupt", "bad_archive", "missing")
+"""Reasons that the origin gives; the others are rare."""
 RESULTS = ("hit", "miss", "joined", "failed")
 
 Gauge = tuple[str, str, dict[str, str], float]
@@ -52,9 +55,20 @@ class Metrics:
         self.evicted_unread = self._counter(
             "evicted_unread", "Prefetched shards removed before anybody read them", "source"
         )
+        self.refetched = self._counter(
+            "refetched",
+            "Shards fetched again that made room so lately that twice the cap would have kept them",
+            "source",
+        )
         self.acquire_wait = self._histogram("acquire_wait_seconds", "Time until a shard that was asked for was local")
         self.fetch = self._histogram("fetch_seconds", "Time of a transfer, tries included")
         self.unpack = self._histogram("unpack_seconds", "Time to check or unpack an archive")
+        self.loop_delay = Histogram(
+            "cachedaemon_loop_delay_seconds",
+            "How late the event loop came to what was due, measured every second",
+            buckets=_DELAYS,
+            registry=self.registry,
+        )
         for source in sources:
             self.expect(source)
 
@@ -65,6 +79,10 @@ class Metrics:
         self.origin_bytes.labels(source)
         self.origin_requests.labels(source, "200")
         self.evicted_unread.labels(source)
+        self.refetched.labels(source)
+        self.evictions.labels(source, "room")
+        for reason in FAILURES:
+            self.fetch_failures.labels(source, reason)
         for histogram in (self.acquire_wait, self.fetch, self.unpack):
             histogram.labels(source)
 

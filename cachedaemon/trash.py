@@ -10,6 +10,7 @@ from functools import partial
 
 from cachedaemon.entries import Entry
 from cachedaemon.events import Events
+from cachedaemon.ghosts import Ghosts
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Need, Ref
@@ -34,6 +35,7 @@ class Trash:
         self._metrics = metrics
         self._events = events
         self._changed = changed
+        self.ghosts = Ghosts()
         self._thrown: asyncio.Queue[tuple[str, Need]] = asyncio.Queue()
         self._moving: dict[Ref, asyncio.Future[None]] = {}
         self._moving_past: dict[Entry, asyncio.Future[None]] = {}
@@ -113,6 +115,8 @@ class Trash:
 
     def _tell(self, entry: Entry, reason: str) -> None:
         self._metrics.evictions.labels(entry.ref.source, reason).inc()
+        if reason == "room" and not entry.past:
+            self.ghosts.went(entry.ref, len(self._ledger))
         self._events.tell("evicted", entry.ref, reason=reason)
         log.debug("%s is evicted: %s", entry.ref, reason)
 

@@ -73,14 +73,15 @@ class Upkeep:
         """What is wrong now; empty when all is well."""
         return self._store.trouble.now()
 
-    async def run(self, ahead: Callable[[], Awaitable[None]]) -> None:
-        """All of it, for ever, and with it what fetches ahead."""
+    async def run(self, **others: Callable[[], Awaitable[None]]) -> None:
+        """All of it, for ever, and other work with it, by the area that its failures are told under."""
         async with asyncio.TaskGroup() as group:
             for work in (self._note, self._sync, self._scan, self._prove, self._end_plans, self._end_past):
                 group.create_task(self._lasting(work.__name__.strip("_"), work))
             group.create_task(self._lasting("room", self._cache.room.keep))
             group.create_task(self._lasting("trash", self._cache.trash.empty))
-            group.create_task(self._lasting("ahead", ahead))
+            for area, other in others.items():
+                group.create_task(self._lasting(area, other))
 
     async def _lasting(self, area: str, work: Callable[[], Awaitable[None]]) -> None:
         """Begin again what failed: hits need none of this work, so no failure of it may end them."""

@@ -13,6 +13,7 @@ from cachedaemon.server.answers import GENERATION, answer_error, from_http
 from cachedaemon.server.api import ROUTES, Api
 from cachedaemon.server.bodies import LARGEST
 from cachedaemon.server.connection import Runner
+from cachedaemon.server.gauges import Gauges
 from cachedaemon.server.view import View
 from cachedaemon.server.watch import ROUTES as WATCHED
 from cachedaemon.server.watch import Watch
@@ -95,4 +96,4 @@ def _has_left(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-__all__ = ["Api", "Runner", "View", "Watch", "application", "scraping"]
+__all__ = ["Api", "Gauges", "Runner", "View", "Watch", "application", "scraping"]

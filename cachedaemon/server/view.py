@@ -1,16 +1,14 @@
-"""What the API says of the daemon: `hello`, `status` and the gauges of /metrics, each read from the ledger as it is."""
+"""What the API says of the daemon: `hello`, `status` and what is wrong, each read from the ledger as it is."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from cachedaemon import __version__
 from cachedaemon.cache import Cache
 from cachedaemon.config import public_url
-from cachedaemon.metrics import Gauge
 from cachedaemon.plans import Plans
 from cachedaemon.regrets import Regrets
 from cachedaemon.upkeep import Upkeep
@@ -99,36 +97,6 @@ class View:
     def health(self) -> dict[str, str]:
         """What is wrong, by area."""
         return self._upkeep.health
-
-    def gauges(self) -> Iterable[Gauge]:
-        """Read at every scrape."""
-        ledger = self._cache.ledger
-        yield "max_shards", "The shard cap; 0: none", {}, ledger.caps.max_shards
-        yield "max_bytes", "The byte cap; 0: none", {}, ledger.caps.max_bytes
-        yield "degraded", "1 while something is wrong that /healthz names", {}, float(bool(self._upkeep.health))
-        flying, waiting = Counter[str](), Counter[str]()
-        for flight in ledger.flights.values():
-            flying[flight.ref.source] += 1
-            waiting[flight.ref.source] += flight.waiters
-        yield (
-            "held_by_plans",
-            "Shards that the consumers of all plans have open at once",
-            {},
-            self._plans.held_at_once(),
-        )
-        planned = Counter(plan.source for plan in self._plans)
-        for name in dict.fromkeys([*(one.name for one in self._cache.sources.all()), *ledger.per_source]):
-            shards, size = ledger.per_source.get(name, [0, 0])
-            labels = {"source": name}
-            yield "shards", "Published shards", labels, shards
-            yield "bytes", "Allocated bytes of published shards", labels, size
-            yield "fetches_in_flight", "Transfers under way or queued", labels, flying[name]
-            allowed = self._cache.turns.allowance(name).now
-            yield "connections_allowed", "Connections given to the source now", labels, allowed
-            yield "waiters", "Requests that wait for a shard", labels, waiting[name]
-            yield "plans", "Plans that run", labels, planned[name]
-            if (ratio := self._regrets.ratio(name)) is not None:
-                yield "regret_ratio", "Bytes fetched while plans ran, over the least possible", labels, ratio
 
 
 def _rounded(ratio: float | None) -> float | None:

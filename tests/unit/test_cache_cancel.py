@@ -50,7 +50,7 @@ async def running(folder: Path, archives: str, shards: int = 3) -> AsyncIterator
     settings = await asyncio.to_thread(load, None, {"HOME": str(folder)}, flags, standard=folder / "none")
     daemon = Daemon(settings, lambda: settings)
     await daemon._open_cache()
-    background = asyncio.create_task(daemon.upkeep.run(daemon.ahead.run))
+    background = asyncio.create_task(daemon.upkeep.run(ahead=daemon.ahead.run))
     try:
         yield daemon
     finally:
