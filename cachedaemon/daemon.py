@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 from aiohttp import web
 
@@ -20,7 +20,7 @@ from cachedaemon import __version__, listen, logs, upkeep
 from cachedaemon.ahead import Ahead
 from cachedaemon.archives.workers import Limits, Workers
 from cachedaemon.cache import Cache
-from cachedaemon.config import Address, Settings, changes
+from cachedaemon.config import Address, Handed, Settings, changes
 from cachedaemon.errors import CacheDaemonError, ConfigError, StartError
 from cachedaemon.events import Events
 from cachedaemon.jobs import Jobs
@@ -33,6 +33,7 @@ from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.regrets import Regrets
 from cachedaemon.server import Api, Gauges, Runner, View, Watch, application, scraping
+from cachedaemon.service import Notices
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
 from cachedaemon.store.layout import Layout, Modes
@@ -58,8 +59,10 @@ Reload = Callable[[], Settings]
 class Daemon:
     """One daemon with its configuration in force."""
 
-    def __init__(self, settings: Settings, reload: Reload) -> None:
+    def __init__(self, settings: Settings, reload: Reload, handed: Handed) -> None:
         self._reload = reload
+        self._handed = handed
+        self._notices = Notices(handed.notify)
         self.settings = settings
         self._generation = uuid.uuid4().hex
         self._ready = asyncio.Event()
@@ -114,33 +117,53 @@ class Daemon:
 
     async def serve(self) -> None:
         """From the locks to the drain. Raises `StartError`."""
-        server = self.settings.server
         self._take_signals()
-        listener = listen.Listener(server.socket, server.socket_mode, server.socket_group)
+        alive = asyncio.create_task(self._notices.live(self._handed.watchdog), name="alive")
+        listener, scrapes = self._listeners()
         await asyncio.to_thread(listener.lock)
         try:
-            scrape = await self._port(server.http) if server.http else None
-            await self._open_cache()
-            background = asyncio.create_task(self.upkeep.run(ahead=self.ahead.run, vitals=self.vitals.run), name="upkeep")
-            await self.folders.follow(self.sources.all())
-            runners = [
-                await self._listen(application(self._api(), self._watch(), lambda: self._generation), listener.bind())
-            ]
-            if scrape is not None:
-                runners.append(await self._listen(scraping(self._watch()), scrape))
-            self._ready.set()
-            self._look_at(self.sources.all())
-            log.info("ready: socket %s, cache %s, sources %s", server.socket, self.settings.cache.dir, self._named())
+            if self.settings.server.http and not scrapes:
+                scrapes = [await self._port(self.settings.server.http)]
+            background = await self._begin()
+            api = application(self._api(), self._watch(), lambda: self._generation)
+            runners = [await self._listen(api, listener.links()), await self._listen(scraping(self._watch()), scrapes)]
+            self._tell_ready()
             await self._stop.wait()
             self._ready.clear()
+            self._notices.stopping()
             drain = asyncio.create_task(self._drain(runners, background), name="drain")
             await asyncio.wait([drain], timeout=DRAIN)
         finally:
             await asyncio.to_thread(listener.close)
+            alive.cancel()
+            self._notices.close()
         if drain.done():
             drain.result()
         else:
             log.warning("something did not end within %g s and is left behind; the next start clears it", DRAIN)
+
+    def _listeners(self) -> tuple[listen.Listener | listen.Passed, list[socket.socket]]:
+        """What the daemon is asked at, and what it is scraped at, as far as that was passed."""
+        server = self.settings.server
+        unix, tcp = listen.passed(self._handed.sockets)
+        if unix:
+            return listen.Passed(server.socket, unix), tcp
+        return listen.Listener(server.socket, server.socket_mode, server.socket_group), tcp
+
+    async def _begin(self) -> asyncio.Task[None]:
+        """Take the cache into use, and begin with what goes on beside the walk."""
+        async with self._notices.extending("reading the cache directory"):
+            await self._open_cache()
+        background = asyncio.create_task(self.upkeep.run(ahead=self.ahead.run, vitals=self.vitals.run), name="upkeep")
+        await self.folders.follow(self.sources.all())
+        return background
+
+    def _tell_ready(self) -> None:
+        self._ready.set()
+        self._notices.ready(self._serving())
+        self._look_at(self.sources.all())
+        place, cache = self.settings.server.socket, self.settings.cache.dir
+        log.info("ready: socket %s, cache %s, sources %s", place, cache, self._named())
 
     async def _port(self, address: Address) -> socket.socket:
         """The socket for scraping. Where another daemon has the cache directory too, that is what is told."""
@@ -183,11 +206,16 @@ class Daemon:
     def _watch(self) -> Watch:
         return Watch(self.metrics, self.view, self._ready.is_set)
 
-    async def _listen(self, app: web.Application, link: object) -> web.AppRunner:
+    async def _listen(self, app: web.Application, links: Sequence[socket.socket]) -> web.AppRunner:
         runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
         await runner.setup()
-        await web.SockSite(runner, link, backlog=listen.BACKLOG).start()  # type: ignore[arg-type]
+        for link in links:
+            await web.SockSite(runner, link, backlog=listen.BACKLOG).start()
         return runner
+
+    def _serving(self) -> str:
+        """For one line of the service manager's."""
+        return f"serving {self._named() or 'no source'}"
 
     def _named(self) -> str:
         return ", ".join(source.name for source in self.sources.all())
@@ -257,6 +285,7 @@ class Daemon:
         """SIGHUP: take over what can change at run time; a configuration with an error changes nothing."""
         await self._ready.wait()
         async with self._reloading:
+            self._notices.reloading()
             try:
                 new = await asyncio.to_thread(self._reload)
                 now, later = changes(self.settings, new)
@@ -264,10 +293,12 @@ class Daemon:
             except CacheDaemonError as cause:
                 what = "the configuration is not reloaded" if isinstance(cause, ConfigError) else "reloading failed"
                 log.error("%s: %s", what, str(cause).replace("\n", "; "))  # noqa: TRY400
+                self._notices.ready(f"{self._serving()}; {what}")
                 return
             for name in later:
                 log.warning("%s takes effect at the next start", name)
             log.info("reloaded: %s", ", ".join(now) or "nothing that can change at run time")
+            self._notices.ready(self._serving())
 
     async def _apply(self, new: Settings) -> None:
         before = self.sources.all()
@@ -336,11 +367,11 @@ def _limits(settings: Settings) -> Limits:
     return Limits(limits.members, limits.bytes, limits.seconds)
 
 
-async def _main(settings: Settings, reload: Reload) -> None:
-    await Daemon(settings, reload).serve()
+async def _main(settings: Settings, reload: Reload, handed: Handed) -> None:
+    await Daemon(settings, reload, handed).serve()
 
 
-def run(settings: Settings, reload: Reload) -> None:
+def run(settings: Settings, reload: Reload, handed: Handed) -> None:
     """Serve until a signal ends it. A thread that hangs in a dead mount cannot be joined, so the process just ends.
 
     Raises `StartError`.
@@ -350,7 +381,7 @@ def run(settings: Settings, reload: Reload) -> None:
     logs.configure(settings.log.format, settings.log.level)
     _allow_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_main(settings, reload))
+        runner.run(_main(settings, reload, handed))
         logging.shutdown()
         os._exit(0)
 

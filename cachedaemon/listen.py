@@ -1,4 +1,7 @@
-"""The Unix socket of the daemon: one daemon a path, the right mode from the first moment, nothing stale in the way."""
+"""The Unix socket of the daemon: one daemon a path, the right mode from the first moment, nothing stale in the way.
+
+Or one that the service manager made and passes on (sd_listen_fds(3)): it is served, and otherwise left as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cachedaemon.errors import StartError
@@ -41,6 +45,10 @@ class Listener:
                 self._give_up()
                 raise StartError(f"another daemon listens at {self.path}")
             time.sleep(0.05)
+
+    def links(self) -> list[socket.socket]:
+        """What to accept from: the one socket, made now."""
+        return [self.bind()]
 
     def bind(self) -> socket.socket:
         """The listening socket. It appears at its path complete: bound beside, given mode and group, then renamed."""
@@ -84,6 +92,57 @@ class Listener:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+class Passed:
+    """Listening sockets that were passed: the service manager keeps them, with their paths, modes and what waits in them."""
+
+    def __init__(self, path: Path, links: Sequence[socket.socket]) -> None:
+        self._path = path
+        self._links = links
+
+    def lock(self) -> None:
+        """One of them is where clients look. `StartError` otherwise; the path itself needs no claim."""
+        places = [str(link.getsockname()) for link in self._links]
+        if os.path.realpath(self._path) not in map(os.path.realpath, places):
+            raise StartError(
+                f"server.socket = {str(self._path)!r}: the service manager passes a socket at {', '.join(places)}; "
+                "both must be the same"
+            )
+
+    def links(self) -> list[socket.socket]:
+        """What to accept from: all of them."""
+        return list(self._links)
+
+    def close(self) -> None:
+        """The daemon's copies end, and nothing else."""
+        for link in self._links:
+            link.close()
+
+
+def passed(given: Iterable[tuple[int, str]]) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Of the descriptors that were passed, with their names, Unix sockets and TCP sockets. `StartError` for any others."""
+    unix: list[socket.socket] = []
+    tcp: list[socket.socket] = []
+    for descriptor, name in given:
+        link = _adopted(descriptor, name)
+        (unix if link.family == socket.AF_UNIX else tcp).append(link)
+    return unix, tcp
+
+
+def _adopted(descriptor: int, name: str) -> socket.socket:
+    """A socket that listens, for nobody else to inherit."""
+    with contextlib.suppress(OSError):
+        os.set_inheritable(descriptor, False)
+        link = socket.socket(fileno=descriptor)
+        is_stream = link.family in {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6} and link.type == socket.SOCK_STREAM
+        if is_stream and link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            link.setblocking(False)
+            return link
+        link.detach()
+    raise StartError(
+        f"descriptor {descriptor} ({name or 'no name'}), which the service manager passes, is no listening stream socket"
+    )
 
 
 def _make_folder(path: Path) -> None:

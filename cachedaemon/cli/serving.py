@@ -41,12 +41,15 @@ def serve(  # noqa: PLR0913 - options of the command
     ] = None,
 ) -> None:
     """Run the daemon in the foreground. Flags win over the environment, that over the file."""
+    from cachedaemon.config import take_handed  # noqa: PLC0415 - pydantic is heavy
+
+    handed = take_handed(os.environ)
     flags = _flags(source or [], cache_dir, max_shards, max_bytes, socket, http)
     load = _loader(config, flags)
     settings = load()
     from cachedaemon.daemon import run  # noqa: PLC0415 - heavy, and of no use to a wrong configuration
 
-    run(settings, load)
+    run(settings, load, handed)
 
 
 def _flags(sources: list[str], *values: str | None) -> dict[str, object]:

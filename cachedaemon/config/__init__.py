@@ -7,6 +7,7 @@ from cachedaemon.config.credentials import Credentials, account_of, credentials_
 from cachedaemon.config.environ import bare_environment, whole_environment
 from cachedaemon.config.extras import YOUTUBE, is_fsspec
 from cachedaemon.config.load import STANDARD_FILE, load
+from cachedaemon.config.manager import Handed, take_handed
 from cachedaemon.config.plugins import origin_class
 from cachedaemon.config.reload import changes
 from cachedaemon.config.secret import Secret, json_of
@@ -23,6 +24,7 @@ __all__ = [
     "Cache",
     "Credentials",
     "Fetch",
+    "Handed",
     "Log",
     "Secret",
     "Server",
@@ -46,5 +48,6 @@ __all__ = [
     "public_url",
     "scheme_of",
     "schemes",
+    "take_handed",
     "whole_environment",
 ]
