@@ -32,7 +32,7 @@ from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.regrets import Regrets
-from cachedaemon.server import Api, Gauges, Runner, View, Watch, application, scraping
+from cachedaemon.server import Api, Gauges, Live, Page, Runner, UserLimits, View, Watch, application, scraping
 from cachedaemon.service import Notices
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
@@ -102,6 +102,15 @@ class Daemon:
         self.ahead = Ahead(self.cache, self.plans, self.plan_files, lambda: self.settings.fetch.concurrency)
         self.upkeep = Upkeep(self.cache, self.store, self.plans, self.plan_files, lambda: self.settings.cache.scan)
         self.view = View(self.cache, self.plans, self.regrets, self.upkeep, str(cache.dir))
+        self.live = Live(
+            cache=self.cache,
+            plans=self.plans,
+            regrets=self.regrets,
+            view=self.view,
+            metrics=self.metrics,
+            usage=self.store.usage,
+            policy=self._policy,
+        )
         self.vitals = Vitals(self.store, self.metrics)
         gauges = Gauges(self.cache, self.plans, self.regrets, self.upkeep, self.vitals)
         self.metrics.watch(gauges.read)
@@ -109,6 +118,9 @@ class Daemon:
     def _next_use(self, ref: Ref) -> float:
         """When a shard is used next, as far as the policy wants to know."""
         return self.plans.next_use(ref) if self.settings.cache.policy == "auto" else math.inf
+
+    def _policy(self) -> str:
+        return self.settings.cache.policy
 
     def _width(self, source: str) -> int:
         return min(self.settings.fetch.concurrency, self.sources.limits().get(source, 1))
@@ -125,8 +137,9 @@ class Daemon:
             if self.settings.server.http and not scrapes:
                 scrapes = [await self._port(self.settings.server.http)]
             background = await self._begin()
+            self._spawn(self.live.keep(), "history")
             api = application(self._api(), self._watch(), lambda: self._generation)
-            runners = [await self._listen(api, listener.links()), await self._listen(scraping(self._watch()), scrapes)]
+            runners = [await self._listen(api, listener.links()), await self._listen(scraping(self._watch(), self._page()), scrapes)]
             self._tell_ready()
             await self._stop.wait()
             self._ready.clear()
@@ -199,12 +212,17 @@ class Daemon:
             noticed=self.noticed,
             metrics=self.metrics,
             view=self.view,
-            policy=lambda: self.settings.cache.policy,
+            live=self.live,
+            policy=self._policy,
+            limits=UserLimits(lambda: self.settings.server, self.plans, self.jobs),
             admin_group=self.settings.server.admin_group,
         )
 
     def _watch(self) -> Watch:
         return Watch(self.metrics, self.view, self._ready.is_set)
+
+    def _page(self) -> Page | None:
+        return Page(self.live) if self.settings.server.page else None
 
     async def _listen(self, app: web.Application, links: Sequence[socket.socket]) -> web.AppRunner:
         runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)

@@ -87,6 +87,12 @@ class TooLarge(CacheDaemonError):
     code, status = "too_large", 413
 
 
+class TooMany(CacheDaemonError):
+    """The peer's user has as much under way as one user may have; see the settings `server.user_...`."""
+
+    code, status, retryable = "too_many", 429, True
+
+
 class OriginRefused(CacheDaemonError):
     """The origin understands the request and will not answer it (401, 403, EACCES, another final 4xx)."""
 

@@ -12,6 +12,8 @@ from cachedaemon.model import Ref
 
 KEPT = 3600.0
 """Seconds that a job is kept after its end."""
+KEPT_EACH = 1000
+"""Jobs of one user that are kept after their end: who begins a million must not use up the daemon's memory."""
 ERRORS = 100
 """Errors of one job that are kept."""
 
@@ -21,6 +23,8 @@ class Job:
     """One piece of work on a number of shards."""
 
     total: int
+    user: int = 0
+    """Whose it is: a user id."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: str = "running"
     done: int = 0
@@ -55,9 +59,16 @@ class Jobs:
         self._all: dict[str, Job] = {}
 
     def add(self, job: Job) -> None:
-        """Keep it from now on, until an hour after its end."""
+        """Keep it from now on, until an hour after its end, or until its user has had a thousand others."""
         self._forget()
+        ended = [one.id for one in self.of(job.user) if one.ended is not None]
+        for name in ended[: len(ended) - KEPT_EACH + 1]:
+            del self._all[name]
         self._all[job.id] = job
+
+    def of(self, user: int) -> list[Job]:
+        """A user's jobs, in the order of their beginning."""
+        return [job for job in self._all.values() if job.user == user]
 
     def get(self, name: str) -> Job:
         """A job; `NotFound` when there is none, or none any more."""

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from cachedaemon.errors import NoSpace
+from cachedaemon.errors import Forbidden, NoSpace
 from cachedaemon.ledger import Ledger
 from cachedaemon.model import Ref
 from cachedaemon.plans import Plan, Plans
@@ -35,8 +35,13 @@ class PlanFiles:
         """Two looks would find each other's locks, and a plan that is made must not meet its own end half-way."""
 
     async def put(self, plan: Plan) -> str:
-        """Take a plan into force, or replace the one with its id; the file for its owner to hold. Raises `NoSpace`."""
+        """Take a plan into force, or replace the one with its id; the file for its owner to hold.
+
+        Raises `NoSpace`, and `Forbidden` where that one is another user's.
+        """
         async with self._step:
+            if (before := self._plans.get(plan.id)) is not None and before.user != plan.user:
+                raise Forbidden(f"plan {plan.id} is another user's: allowed is a plan of an id of its own")
             file = await self._store.make_plan(plan.id)
             replaced = self._plans.put(plan)
             if replaced is not None:

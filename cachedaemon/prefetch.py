@@ -34,9 +34,9 @@ class Prefetch:
         self._width = width
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, source: str, keys: list[str]) -> Job:
-        """Begin a job. Its keys have been checked: for a million of them that is no work for the loop."""
-        job = Prefetching(source=source, total=len(keys))
+    def start(self, source: str, keys: list[str], user: int = 0) -> Job:
+        """Begin a user's job. Its keys have been checked: for a million of them that is no work for the loop."""
+        job = Prefetching(source=source, total=len(keys), user=user)
         self._jobs.add(job)
         task = asyncio.create_task(self._run(job, keys), name=f"prefetch {job.id}")
         self._tasks.add(task)

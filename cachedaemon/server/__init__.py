@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -12,8 +13,13 @@ from cachedaemon.errors import BadRequest, CacheDaemonError
 from cachedaemon.server.answers import GENERATION, answer_error, from_http
 from cachedaemon.server.api import ROUTES, Api
 from cachedaemon.server.bodies import LARGEST
-from cachedaemon.server.connection import Runner
+from cachedaemon.server.connection import BOUNDS, Bounds, Runner
 from cachedaemon.server.gauges import Gauges
+from cachedaemon.server.hosts import own_names_only
+from cachedaemon.server.limits import UserLimits
+from cachedaemon.server.live import Live
+from cachedaemon.server.page import ROUTES as LOOKED_AT
+from cachedaemon.server.page import Page
 from cachedaemon.server.view import View
 from cachedaemon.server.watch import ROUTES as WATCHED
 from cachedaemon.server.watch import Watch
@@ -23,11 +29,17 @@ log = logging.getLogger(__name__)
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 
+IDLE = 3600.0
+"""Seconds that a reader's connection may have nothing to say: it makes another one when it needs one."""
+SCRAPERS = Bounds(each=128, idle=30.0)
+"""Whoever reaches the port may connect: few at once, and none that sends its request a letter at a time."""
+
 
 def application(api: Api, watch: Watch, generation: Callable[[], str]) -> web.Application:
     """What answers on the Unix socket."""
     app = web.Application(middlewares=[_errors], client_max_size=LARGEST)
     app[GENERATION] = generation
+    app[BOUNDS] = Bounds(each=resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, idle=IDLE)
     app.add_routes(
         [web.route(method, path, _bound(api, handler), expect_handler=_expect) for method, path, handler in ROUTES]
     )
@@ -40,10 +52,15 @@ def application(api: Api, watch: Watch, generation: Callable[[], str]) -> web.Ap
     return app
 
 
-def scraping(watch: Watch) -> web.Application:
-    """What answers on the TCP listener: nothing that changes anything."""
-    app = web.Application(middlewares=[_errors])
+def scraping(watch: Watch, page: Page | None = None) -> web.Application:
+    """What answers on the TCP listener: nothing that changes anything. `page`: for people, where it is wanted."""
+    app = web.Application(middlewares=[_errors, own_names_only])
+    app[BOUNDS] = SCRAPERS
     app.add_routes(_watched(watch))
+    if page is not None:
+        app.add_routes(
+            [web.get(path, _bound(page, handler), allow_head=False, expect_handler=_expect) for _, path, handler in LOOKED_AT]
+        )
     return app
 
 
@@ -96,4 +113,4 @@ def _has_left(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-__all__ = ["Api", "Gauges", "Runner", "View", "Watch", "application", "scraping"]
+__all__ = ["Api", "Gauges", "Live", "Page", "Runner", "UserLimits", "View", "Watch", "application", "scraping"]

@@ -19,7 +19,7 @@ def answer_error(cause: CacheDaemonError) -> web.Response:
     """The answer that an error stands for."""
     body = json_error(cause.code, str(cause), retryable=cause.retryable, **cause.details())
     wait = getattr(cause, "retry_after", None) or 1
-    headers = {"Retry-After": str(math.ceil(wait))} if cause.status == 503 else {}
+    headers = {"Retry-After": str(math.ceil(wait))} if cause.status in (429, 503) else {}
     return web.json_response(body, status=cause.status, headers=headers)
 
 

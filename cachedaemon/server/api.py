@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from aiohttp import web
+from pydantic import TypeAdapter
 
 from cachedaemon.cache import Answer, Cache
 from cachedaemon.course import Course
@@ -24,6 +25,8 @@ from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans, is_plan_id
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.server import bodies, openapi
+from cachedaemon.server.limits import UserLimits
+from cachedaemon.server.live import Live
 from cachedaemon.server.peers import peer_user, require_admin
 from cachedaemon.server.promises import Promises
 from cachedaemon.server.view import View
@@ -59,7 +62,9 @@ class Api:
         noticed: Noticed,
         metrics: Metrics,
         view: View,
+        live: Live,
         policy: Callable[[], str],
+        limits: UserLimits,
         admin_group: int | None,
     ) -> None:
         self._cache = cache
@@ -72,7 +77,9 @@ class Api:
         self._noticed = noticed
         self._metrics = metrics
         self._view = view
+        self._live = live
         self._policy = policy
+        self._limits = limits
         self._admin_group = admin_group
         self._promises = Promises(cache.grace)
 
@@ -84,15 +91,27 @@ class Api:
         """What it does right now."""
         return web.json_response(self._view.status(self._policy()))
 
+    async def glance(self, request: web.Request) -> web.StreamResponse:
+        """The node as the page shows it, at most a second old; `since`: only points of its history that are later."""
+        since = bodies.moment(request, "since")
+        snapshot = await self._live.now()
+        points = self._live.history.points(since)
+        return web.json_response({**snapshot.said, "map": snapshot.cells, "points": points})
+
     async def openapi(self, _: web.Request) -> web.StreamResponse:
         """The description of this API, generated from the code."""
         return web.json_response(openapi.document((*ROUTES, *WATCHED)))
 
     async def acquire(self, request: web.Request) -> web.StreamResponse:
         """Wait until a shard is local."""
-        asked = await bodies.body(request, bodies.ACQUIRE)
-        answer = await self._cache.acquire(asked.source, asked.key, bodies.wait_of(asked.wait))
+        asked = await self._body(request, bodies.ACQUIRE)
+        with self._limits.waiting(peer_user(request)):
+            answer = await self._cache.acquire(asked.source, asked.key, bodies.wait_of(asked.wait))
         return await self._promised(request, Ref(asked.source, asked.key), answer)
+
+    async def _body(self, request: web.Request, kind: TypeAdapter[T], most: int = bodies.SMALL) -> T:
+        async with self._limits.body(request):
+            return await bodies.body(request, kind, most)
 
     async def _promised(self, request: web.Request, ref: Ref, answer: Answer) -> web.StreamResponse:
         """Write the answer; only one that went out keeps its promise."""
@@ -111,7 +130,7 @@ class Api:
 
     async def touch(self, request: web.Request) -> web.StreamResponse:
         """Shards were used; a plan has moved."""
-        said = await bodies.body(request, bodies.TOUCH)
+        said = await self._body(request, bodies.TOUCH)
         self._cache.sources[said.source]
         async for part in _parts(said.used):
             for _, age in part:
@@ -119,7 +138,7 @@ class Api:
         async for part in _parts(said.used):
             self._used(request, said.source, part)
         if said.plan is not None:
-            await self._moved(said.plan, said.position)
+            await self._moved(request, said.plan, said.position)
         return web.Response(status=204)
 
     def _used(self, request: web.Request, source: str, uses: list[tuple[str, float]]) -> None:
@@ -131,8 +150,9 @@ class Api:
         if hits:
             self._metrics.requests.labels(source, "hit").inc(hits)
 
-    async def _moved(self, name: str, position: int | None) -> None:
+    async def _moved(self, request: web.Request, name: str, position: int | None) -> None:
         """A plan was heard of. The first time that it is, its owner has its lock: seen now, its loss will end the plan."""
+        await self._require_owner(request, name)
         if not self._plan_files.move(name, position):
             raise NotFound(f"no plan {name!r}")
         if (plan := self._plans.get(name)) is not None and not plan.seen_held:
@@ -141,16 +161,19 @@ class Api:
 
     async def prefetch(self, request: web.Request) -> web.StreamResponse:
         """Bring shards ahead."""
-        asked = await bodies.body(request, bodies.PREFETCH, bodies.LARGEST)
+        user = peer_user(request)
+        asked = await self._body(request, bodies.PREFETCH, bodies.LARGEST)
         source = self._cache.sources[asked.source]
-        keys = asked.keys if asked.keys is not None else await source.origin.keys()
-        job = self._prefetch.start(asked.source, await self._checked(asked.source, keys))
+        self._limits.prefetching(user, len(asked.keys or ()))  # before the origin is asked what it has
+        keys = await self._checked(asked.source, asked.keys if asked.keys is not None else await source.origin.keys())
+        self._limits.prefetching(user, len(keys))
+        job = self._prefetch.start(asked.source, keys, user)
         return web.json_response({"job": job.id}, status=202)
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """Hash what is here anew, and replace what is damaged."""
         await require_admin(request, self._admin_group)
-        asked = await bodies.body(request, bodies.VERIFY, bodies.LARGEST)
+        asked = await self._body(request, bodies.VERIFY, bodies.LARGEST)
         job = self._verify.start(await self._to_verify(asked.source, asked.keys))
         return web.json_response({"job": job.id}, status=202)
 
@@ -172,15 +195,17 @@ class Api:
     async def put_plan(self, request: web.Request) -> web.StreamResponse:
         """Take a plan into force."""
         name = _plan_id(request)
-        asked = await bodies.body(request, bodies.PLAN, bodies.LARGEST)
+        owner = await self._require_owner(request, name)
+        asked = await self._body(request, bodies.PLAN, bodies.LARGEST)
         keys = await self._checked(asked.source, asked.keys)
         if not 0 <= asked.position <= len(keys):
             raise BadRequest(f"body.position: {asked.position} is not within the {len(keys)} keys")
         if asked.holds < 1:
             raise BadRequest(f"body.holds: {asked.holds}; a consumer holds at least 1 shard")
-        course = await asyncio.to_thread(Course, keys, asked.position)
-        plan = Plan(name, asked.source, course, asked.holds, time.monotonic(), peer_user(request))
-        file = await self._plan_files.put(plan)
+        with self._limits.planning(owner, name, len(keys)):
+            course = await asyncio.to_thread(Course, keys, asked.position)
+            plan = Plan(name, asked.source, course, asked.holds, time.monotonic(), owner)
+            file = await self._plan_files.put(plan)
         short = self._short()
         if short is not None:
             log.warning("plan %s of %s: %s", name, asked.source, short)
@@ -196,9 +221,18 @@ class Api:
     async def end_plan(self, request: web.Request) -> web.StreamResponse:
         """End a plan."""
         name = _plan_id(request)
+        await self._require_owner(request, name)
         if not await self._plan_files.end(name):
             raise NotFound(f"no plan {name!r}")
         return web.Response(status=204)
+
+    async def _require_owner(self, request: web.Request, name: str) -> int:
+        """Whose plan it is, or will be; `Forbidden` when it is another user's, and who asks is no admin."""
+        user, plan = peer_user(request), self._plans.get(name)
+        if plan is None or plan.user == user:
+            return user
+        await require_admin(request, self._admin_group)
+        return plan.user
 
     async def _checked(self, source: str, keys: list[str]) -> list[str]:
         self._cache.sources[source]
@@ -301,6 +335,7 @@ Handler = Callable[[Api, web.Request], Awaitable[web.StreamResponse]]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/hello", Api.hello),
     ("GET", "/v1/status", Api.status),
+    ("GET", "/v1/glance", Api.glance),
     ("GET", "/v1/openapi.json", Api.openapi),
     ("POST", "/v1/acquire", Api.acquire),
     ("POST", "/v1/touch", Api.touch),

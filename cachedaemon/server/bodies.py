@@ -78,6 +78,18 @@ def number(request: web.Request, name: str, default: int, most: int) -> int:
     return int(text)
 
 
+def moment(request: web.Request, name: str) -> float:
+    """A time of the query, in Unix seconds; 0 where there is none."""
+    text = request.query.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRequest(f"{name}={text!r}: allowed are Unix seconds")
+    return value
+
+
 def needed(request: web.Request, name: str) -> str:
     """A word of the query that must be there."""
     value = request.query.get(name)

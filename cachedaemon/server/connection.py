@@ -1,41 +1,86 @@
-"""Connections: what is no request at all gets an answer of the same form as every other error, and is no failure here."""
+"""Connections: how many there are, and what comes over one that is no request at all.
+
+That gets an answer of the same form as every other error, and is no failure here.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
+from collections import Counter
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 
-from cachedaemon.errors import BadRequest
+from cachedaemon.errors import BadRequest, TooMany
 from cachedaemon.server.answers import GENERATION, answer_error
+from cachedaemon.server.bodies import json_error
+from cachedaemon.server.peers import NOBODY, is_own, user_of
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the connections of an application may be."""
+
+    each: int
+    """Of one user at once; over TCP, where nobody knows whose they are, of all together."""
+    idle: float
+    """Seconds that one may be open without a whole request: nothing sent, or half of one."""
+
+
+BOUNDS: web.AppKey[Bounds] = web.AppKey("bounds")
+ANY = Bounds(each=1 << 20, idle=3630.0)
+
+
 class Runner(web.AppRunner):
-    """Serves an application."""
+    """Serves an application, within its `BOUNDS`."""
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        return _Server(made.request_handler, request_factory=made.request_factory, app=self.app, **self._kwargs)
+        how = {"keepalive_timeout": self.app.get(BOUNDS, ANY).idle} | self._kwargs
+        return _Server(made.request_handler, request_factory=made.request_factory, app=self.app, **how)
 
 
 class _Server(web.Server):
     def __init__(self, *how: object, app: web.Application, **more: object) -> None:
         super().__init__(*how, **more)  # type: ignore[arg-type]
         self.app = app
+        self.open = Counter[int]()
+        """Connections of each user."""
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_app",)
+    __slots__ = ("_app", "_open", "_user")
 
     def __init__(self, server: _Server, **how: object) -> None:
         super().__init__(server, **how)  # type: ignore[arg-type]
         self._app = server.app
+        self._open = server.open
+        self._user = NOBODY
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody has connected; who has too many connections already is told so and let go of."""
+        super().connection_made(transport)
+        self._user = user_of(transport)
+        self._open[self._user] += 1
+        most = self._app.get(BOUNDS, ANY).each
+        if self._open[self._user] > most and not is_own(self._user) and self.transport is not None:
+            self.transport.write(_too_many(self._user, most))
+            self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is over."""
+        super().connection_lost(exc)
+        self._open[self._user] -= 1
+        if not self._open[self._user]:
+            del self._open[self._user]
 
     def handle_error(
         self,
@@ -59,3 +104,15 @@ class _Connection(web.RequestHandler):
         """The rest of a body that cannot be decoded is read once more before the connection closes: no failure either."""
         if not isinstance(how.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **how)
+
+
+def _too_many(user: int, most: int) -> bytes:
+    """The answer to whoever has too many connections, before anything was asked."""
+    who = "this listener" if user == NOBODY else f"uid {user}"
+    said = f"{who} has {most} connections open: allowed are no more at once"
+    body = json.dumps(json_error(TooMany.code, said, retryable=True)).encode()
+    head = (
+        "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

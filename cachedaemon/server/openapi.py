@@ -21,6 +21,7 @@ _BODIES: dict[tuple[str, str], TypeAdapter[Any]] = {
 }
 _QUERIES = {
     ("GET", "/v1/shards"): (("source", False), ("prefix", False), ("after", False), ("limit", False)),
+    ("GET", "/v1/glance"): (("since", False),),
     ("DELETE", "/v1/shards"): (("source", True), ("key", True)),
 }
 _STATUS = {

@@ -196,9 +196,13 @@ class Tries:
         return self._again(unavailable(self._path, cause, self._source, self._key), is_passing(cause))
 
     def refused(self, status: int, said: Any) -> float:
-        """The daemon answered an error: seconds until the next try. Raises it when there is none."""
+        """The daemon answered an error: seconds until the next try. Raises it when there is none.
+
+        Who waits for a shard waits for a place among those of its user who do, too.
+        """
         error = from_answer(status, said, self._source, self._key)
-        return self._again(error, error.code == "stopping")
+        waits = self._body is not None and "wait" in self._body
+        return self._again(error, error.code == "stopping" or (error.code == "too_many" and waits))
 
     def _again(self, error: CacheError, passing: bool) -> float:  # noqa: FBT001 - one of two cases, one line away
         if not passing or self._pause.left <= 0:
