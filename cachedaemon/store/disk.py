@@ -377,6 +377,17 @@ def is_leased(place: str, own: int | None) -> bool:
     return False
 
 
+def leased_among(places: Sequence[tuple[str, int | None]]) -> list[bool]:
+    """`is_leased` for many; False where the disk refuses the look."""
+    found = []
+    for place, own in places:
+        try:
+            found.append(is_leased(place, own))
+        except OSError:
+            found.append(False)
+    return found
+
+
 def file_digest(path: str, taken: Taken = unheeded) -> str:
     """Our own digest of a file: xxh3-128 (XXH3 specification, Y. Collet)."""
     state = xxhash.xxh3_128()
