@@ -212,8 +212,15 @@ class Plans:
         return gone
 
     def held_at_once(self) -> int:
-        """Shards that all consumers together have open at once."""
-        return sum(min(plan.holds, plan.keys) for plan in self._all.values())
+        """Shards that all consumers together have open at once.
+
+        Those of one user that follow the same order walk together, as the workers of a rank do, or ranks in step: they
+        count as one, which holds one shard more where some are in the next one already.
+        """
+        teams: dict[tuple[int, str, int], list[int]] = {}
+        for plan in self._all.values():
+            teams.setdefault((plan.user, plan.source, plan.course.order), []).append(min(plan.holds, plan.keys))
+        return sum(min(sum(holds), max(holds) + 1) for holds in teams.values())
 
     def __iter__(self) -> Iterator[Plan]:
         """All, in the order of their making."""

@@ -31,6 +31,7 @@ __all__ = ["MapDataset", "ShardDataset", "ShardOrder", "raw", "state_of_loader"]
 
 T_co = TypeVar("T_co", covariant=True)
 UNTOLD = -1
+SPLITS = ("samples", "shards")
 
 
 def raw(shard: Shard, member: str) -> tuple[str, bytes]:
@@ -39,10 +40,12 @@ def raw(shard: Shard, member: str) -> tuple[str, bytes]:
 
 
 class ShardDataset(IterableDataset[T_co]):
-    """Samples shard by shard: each worker reads its part of the rank's shards, and tells the daemon its own plan.
+    """Samples shard by shard, in the order of the sampler; each worker tells the daemon its plan.
 
-    `decode(shard, member)` makes a sample, in the worker. `mix` shards are open at once in each worker, and their samples
-    come mixed. `epochs` is how many there will be: beyond the last nothing is fetched ahead. It pickles and forks as it is.
+    `decode(shard, member)` makes a sample, in the worker. `split` says what workers have of their own: with "samples" they
+    all read each shard, each a part of its samples, so that few shards are open at once; with "shards" each reads whole
+    shards, and as many are open as there are workers. `mix` shards are open at once in each worker, and their samples come
+    mixed. `epochs` is how many there will be: beyond the last nothing is fetched ahead. It pickles and forks as it is.
     """
 
     def __init__(
@@ -51,15 +54,19 @@ class ShardDataset(IterableDataset[T_co]):
         sampler: ShardSampler,
         decode: Decode[T_co],
         *,
+        split: str = "samples",
         mix: int = 1,
         epochs: int | None = None,
     ) -> None:
         super().__init__()
+        if split not in SPLITS:
+            raise ValueError(f"split = {split!r}: allowed are {', '.join(map(repr, SPLITS))}")
         if mix < 1:
             raise ValueError(f"mix = {mix}: at least 1 shard is open at once")
         self.cache = ShardCache(cache) if isinstance(cache, str) else cache
         self.sampler = copy.copy(sampler)
         self.decode = decode
+        self.split = split
         self.mix = mix
         self.epochs = epochs
         # In memory that workers share: those that outlive an epoch hear of the next one too.
@@ -109,7 +116,8 @@ class ShardDataset(IterableDataset[T_co]):
         """Which of the DataLoader's workers this process is; the only one where it has none."""
         info = get_worker_info()
         number, of = (info.id, info.num_workers) if info else (0, 1)
-        return Reader(number, of, self.mix, further=self.epochs is None or epoch + 1 < self.epochs)
+        further = self.epochs is None or epoch + 1 < self.epochs
+        return Reader(number, of, self.mix, further=further, together=self.split == "samples")
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker has given out. StatefulDataLoader asks each; `state_of_loader` joins what it saves."""

@@ -103,8 +103,8 @@ def test_states_that_are_not_of_one_moment_do_not_join(cache: ShardCache) -> Non
             joined(states)
     with pytest.raises(ValueError, match="not of one moment"):
         joined([first, {**second, "begun": [[1, 4]]}])
-    with pytest.raises(ValueError, match="version 1"):
-        joined([first, {**second, "version": 2}])
+    with pytest.raises(ValueError, match="version 2"):
+        joined([first, {**second, "version": 1}])
 
 
 def test_a_state_with_more_shards_open_than_may_be(cache: ShardCache) -> None:
