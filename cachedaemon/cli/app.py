@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from cachedaemon.cli import fetching, looking, paths, serving, verifying
+from cachedaemon.cli import fetching, looking, paths, serving, top, verifying
 from cachedaemon.errors import CacheDaemonError
 from cachedaemon_client.errors import CacheError, DaemonUnavailable, Refused
 
@@ -46,6 +46,7 @@ for _name, _command in (
     ("ls", looking.ls),
     ("evict", fetching.evict),
     ("verify", verifying.verify),
+    ("top", top.top),
     ("watch", looking.watch),
     ("check-config", serving.check_config),
     ("demo", serving.demo),
