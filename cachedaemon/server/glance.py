@@ -125,6 +125,7 @@ def transfers(flights: Mapping[Ref, Flight]) -> list[dict[str, Any]]:
             "size": one.size,
             "for": "reader" if one.demand else "plan" if one.ahead else "prefetch",
             "waiters": readers(one),
+            "room": one.slot,
             "state": _state(one),
         }
         for one in first
