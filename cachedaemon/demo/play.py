@@ -122,7 +122,10 @@ class Demo:
                 line.show(told, f", {cap.look()} local" if cap else "")
 
             told = team.run(look)
-        return Ran(told, stage.counts(work.port) - before, cap.peak if cap else 0)
+        ran = Ran(told, stage.counts(work.port) - before)
+        if cap is not None:
+            ran.peak, ran.regret = cap.peak, cap.regret()
+        return ran
 
     # ---- words
 

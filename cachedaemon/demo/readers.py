@@ -16,8 +16,6 @@ from cachedaemon_client import ShardCache
 A = TypeVar("A")
 B = TypeVar("B")
 
-AHEAD = 8
-"""Shards that a trainer asks the daemon to bring while it reads one."""
 THREADS = 2
 """Requests of one trainer at once, in both ways without the daemon."""
 
@@ -33,6 +31,9 @@ class Reader(Protocol):
     hits: int
     """Those of them that were local already."""
 
+    def expect(self, keys: list[str]) -> None:
+        """What will be read: the shards of all epochs, in order. Told once, before anything is read."""
+
     def read(self, wanted: Wanted) -> Iterator[tuple[Sample, bytes]]:
         """Samples of an epoch, in order."""
 
@@ -47,20 +48,21 @@ class ThroughDaemon:
         self.opened = self.hits = 0
         self._cache = ShardCache(source, socket=socket, wait=60)
 
+    def expect(self, keys: list[str]) -> None:
+        """Announce it: the daemon brings what is next meanwhile, and keeps what is wanted soonest."""
+        self._cache.plan(keys)
+
     def read(self, wanted: Wanted) -> Iterator[tuple[Sample, bytes]]:
-        """Open a shard, have the next ones brought meanwhile."""
-        keys = [key for key, _ in wanted]
-        with self._cache.plan(keys) as plan:
-            self._cache.prefetch(keys[:AHEAD])
-            for place, (shard, (_, samples)) in enumerate(zip(plan, wanted, strict=True), 1):
-                self._cache.prefetch(keys[place : place + AHEAD])
+        """Open one shard after the other, which moves the plan's place."""
+        for key, samples in wanted:
+            with self._cache.open(key) as shard:
                 self.opened += 1
                 self.hits += shard.hit
                 for sample in samples:
                     yield sample, shard.read(sample.name)
 
     def close(self) -> None:
-        """Tell the daemon the last uses."""
+        """Tell the daemon the last uses, and that the plan has ended."""
         self._cache.close()
 
 
@@ -73,6 +75,9 @@ class _Direct:
         self._port = port
         self._links = threading.local()
         self._threads = ThreadPoolExecutor(THREADS)
+
+    def expect(self, keys: list[str]) -> None:
+        """The origin has no use for it."""
 
     def _get(self, key: str, headers: dict[str, str] | None = None) -> bytes:
         link: http.client.HTTPConnection | None = getattr(self._links, "link", None)

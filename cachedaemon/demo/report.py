@@ -46,6 +46,7 @@ def _figures(runs: dict[str, Ran], shards: int, cap: int, epochs: int) -> list[t
         ("transfers per shard", lambda way, ran: NONE if way == "samples" else f"{ran.origin.transfers / shards:.2f}"),
         ("requests to the origin", lambda _, ran: f"{ran.origin.requests:,}"),
         ("bytes from the origin", lambda _, ran: f"{ran.origin.bytes / 1e6:,.0f} MB"),
+        ("bytes / least possible", lambda _, ran: NONE if ran.regret is None else f"{ran.regret:.2f}"),
         ("most shards on the disk", lambda way, ran: f"{ran.peak} (cap: {cap})" if way == "daemon" else NONE),
     ]
 
@@ -59,6 +60,7 @@ def explain(console: Console) -> None:
     show.say(
         console,
         "Shards local when opened (the hit ratio): the rest had to be waited for. Transfers per shard: how often the "
-        "origin sent a shard whole, over all trainers and epochs. The trainers read the same samples in the same order "
+        "origin sent a shard whole, over all trainers and epochs. Bytes / least possible: 1.00 is what a cache of this "
+        "size would have fetched that knows all that comes. The trainers read the same samples in the same order "
         "each time, and checked every byte.",
     )

@@ -24,6 +24,8 @@ SILENCE = 60.0
 """Seconds without a word from any trainer after which the demo gives up."""
 START = 30.0
 """Seconds that a process has to begin."""
+RECKONED = 10.0
+"""Seconds that the daemon has to notice that all plans have ended, and to reckon what the least would have been."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Ran:
     origin: Counts
     peak: int = 0
     """Most shards that were seen in the cache at once."""
+    regret: float | None = None
+    """Bytes that came over the least that any cache of this size could do with; only the daemon reckons it."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -172,6 +176,18 @@ class Cap:
 
     def look(self) -> int:
         """How many there are now."""
-        shards = int(call(self._link, "GET", "/v1/status", wait=5.0)["cache"]["shards"])
+        shards = int(self._status()["cache"]["shards"])
         self.peak = max(self.peak, shards)
         return shards
+
+    def regret(self) -> float | None:
+        """What came over the least that could have, once all plans have ended."""
+        end = time.monotonic() + RECKONED
+        while (said := self._status())["plans"] or said["cache"]["regret"] is None:
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.05)
+        return float(said["cache"]["regret"])
+
+    def _status(self) -> Any:
+        return call(self._link, "GET", "/v1/status", wait=5.0)

@@ -72,8 +72,10 @@ class Trainer:
     def run(self) -> Iterator[Told]:
         """Train; what there is to say, from time to time and at the end."""
         began = time.monotonic()
-        for epoch in range(self._work.epochs):
-            for _ in self._epoch(self._wanted(epoch)):
+        epochs = [self._wanted(epoch) for epoch in range(self._work.epochs)]
+        self._reader.expect([key for wanted in epochs for key, _ in wanted])
+        for wanted in epochs:
+            for _ in self._epoch(wanted):
                 self.told.seconds = time.monotonic() - began
                 if self.told.seconds >= self._next:
                     self._next = self.told.seconds + TELL

@@ -103,6 +103,7 @@ def test_it_ends_with_a_table_of_what_was_counted(folder: Path) -> None:
     assert rows["transfers per shard"][1:] == ["6.00", "-"]
     assert 1.4 <= float(rows["transfers per shard"][0]) <= 4
     assert rows["requests to the origin"][1:] == ["30", "120"]
+    assert 0.8 <= float(rows["bytes / least possible"][0]) <= 2, "once a plan has ended the daemon reckons it"
     assert re.search(r"most shards on the disk\s+3 \(cap: 3\)", out)
     assert all(re.fullmatch(r"\d+%", part) for part in rows["time the trainers waited"])
     assert re.fullmatch(r"\d+%", rows["shards local when opened"][0])
