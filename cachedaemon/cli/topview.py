@@ -20,6 +20,8 @@ _STATES = {
 }
 """Sign, colour and words of each state on the map; `e`: room for a shard more."""
 _BARS = " ▁▂▃▄▅▆▇█"
+MOST = 600
+"""Places of a cache that are drawn one by one."""
 FEW = 10
 """Points over which the ratio of hits is taken."""
 
@@ -131,9 +133,9 @@ def _signs(said: Said) -> str:
     cells = said["map"]
     if cells["each"] > 1:
         return "".join(map(_sign_of, cells["groups"]))
-    states = [row[2] for row in cells["shards"]] + ["f" for one in said["transfers"] if one["room"]]
-    cap = said["cache"]["max_shards"]
-    return "".join(states) + "e" * max(0, min(cap, 600) - len(states))
+    here: list[str] = [row[2] for row in cells["shards"]]
+    states = "".join(here) + "f" * sum(one["room"] for one in said["transfers"])
+    return states + "e" * max(0, min(said["cache"]["max_shards"], MOST) - len(states))
 
 
 def _sign_of(group: Sequence[int]) -> str:
