@@ -272,6 +272,12 @@ class Local(Generic[P]):
             plan.forked()
         self._begin()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was said when it was made, but for the source: for another client of its kind, or of the other."""
+        socket, cache_dir = self._given
+        return {"socket": socket, "cache_dir": cache_dir, "wait": self.wait}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its settings."""
         socket, cache_dir = self._given
