@@ -7,7 +7,7 @@ export PYTHON
 
 PYTEST = scripts/with-tools .venv/bin/pytest
 
-.PHONY: run test slow again check format torch frames clean
+.PHONY: run test slow again check format torch frames install-systemd uninstall-systemd clean
 
 run:
 	@scripts/install
@@ -45,6 +45,13 @@ torch:
 
 frames:
 	@scripts/install dev frames
+
+# The service's user must reach the interpreter, so the default is the system's own.
+install-systemd:
+	@PYTHON=$(if $(filter file,$(origin PYTHON)),/usr/bin/python3,$(PYTHON)) scripts/systemd install
+
+uninstall-systemd:
+	@scripts/systemd uninstall
 
 clean:
 	rm -rf .venv .tools .demo build client/build *.egg-info client/*.egg-info
