@@ -121,6 +121,7 @@ class Cache:
             raise
         self._metrics.requests.labels(source, answer.result).inc()
         self._metrics.acquire_wait.labels(source).observe(time.monotonic() - began)
+        log.debug("given out: %s, a %s after %.3f s", ref, answer.result, time.monotonic() - began)
         return answer
 
     async def _hit(self, source: Configured, ref: Ref) -> Answer | None:
@@ -168,6 +169,7 @@ class Cache:
             return None
         before = self.ledger.get(ref)
         flight, task, new = self._join(ref)
+        log.debug("waiting for %s: flight %d, %s", ref, flight.number, "which begins" if new else "under way")
         promise: Promise | None = None
         try:
             async with asyncio.timeout_at(_loop_time(deadline)) as limit:

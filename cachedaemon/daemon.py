@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 
@@ -20,7 +21,7 @@ from cachedaemon import __version__, listen, logs, upkeep
 from cachedaemon.ahead import Ahead
 from cachedaemon.archives.workers import Limits, Workers
 from cachedaemon.cache import Cache
-from cachedaemon.config import Address, Handed, Settings, changes
+from cachedaemon.config import Address, Handed, Settings, changes, goes_to_journal
 from cachedaemon.errors import CacheDaemonError, ConfigError, StartError
 from cachedaemon.events import Events
 from cachedaemon.jobs import Jobs
@@ -328,7 +329,7 @@ class Daemon:
         self.cache.grace.seconds = new.cache.grace
         self.workers.limits = _limits(new)
         self.turns.limit(new.fetch.concurrency, self.sources.limits(), self.sources.rates())
-        logging.getLogger().setLevel(new.log.level.upper())
+        logs.set_level(new.log.level)
         self.cache.room.changed()
         await self.folders.follow(self.sources.all())
         self._look_at([one for one in self.sources.all() if one not in before])
@@ -396,7 +397,7 @@ def run(settings: Settings, reload: Reload, handed: Handed) -> None:
     """
     import uvloop  # noqa: PLC0415 - the command line's other commands do without
 
-    logs.configure(settings.log.format, settings.log.level)
+    logs.configure(settings.log.format, settings.log.level, is_journal=goes_to_journal(sys.stderr.fileno()))
     _allow_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main(settings, reload, handed))

@@ -78,6 +78,8 @@ class Flight:
 
     Servers of a farm may each have a tag of their own for the same bytes: asked for parts, they would never agree.
     """
+    number: int = 0
+    """What its lines in the log go by."""
     line: Line | None = None
     """Where it stands, if it waits in one."""
 

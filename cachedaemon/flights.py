@@ -9,6 +9,7 @@ from cachedaemon.entries import Flight
 from cachedaemon.errors import Stopping
 from cachedaemon.grace import Grace, Promise
 from cachedaemon.ledger import Ledger
+from cachedaemon.logs import about
 from cachedaemon.model import Ref
 
 
@@ -42,7 +43,8 @@ class Flights:
             raise Stopping("the daemon is stopping")
         flight, new = self._ledger.join(ref, job=job, ahead=ahead)
         if new:
-            task = self._tasks[flight] = asyncio.create_task(fly(flight), name=f"fetch {ref}")
+            with about(source=ref.source, key=ref.key, flight=flight.number):
+                task = self._tasks[flight] = asyncio.create_task(fly(flight), name=f"fetch {ref}")
             task.add_done_callback(lambda done: self._landed(flight, done))
         return flight, self._tasks[flight], new
 

@@ -212,7 +212,7 @@ class Ledger:
         flight = self.flights.get(ref)
         new = flight is None
         if flight is None:
-            flight = self.flights[ref] = Flight(ref, self._orders, demand, job, ahead)
+            flight = self.flights[ref] = Flight(ref, self._orders, demand, job, ahead, number=self._orders)
         elif demand and not flight.demand:
             flight.promote(self._orders)
         flight.waiters += 1

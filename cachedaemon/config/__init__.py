@@ -4,7 +4,7 @@ from cachedaemon.config.aistore import AisUrl, ais_token, ais_url
 from cachedaemon.config.buckets import BucketUrl, bucket_url
 from cachedaemon.config.buckets import fault as name_fault
 from cachedaemon.config.credentials import Credentials, account_of, credentials_of
-from cachedaemon.config.environ import bare_environment, whole_environment
+from cachedaemon.config.environ import bare_environment, goes_to_journal, whole_environment
 from cachedaemon.config.extras import YOUTUBE, is_fsspec
 from cachedaemon.config.load import STANDARD_FILE, load
 from cachedaemon.config.manager import Handed, take_handed
@@ -40,6 +40,7 @@ __all__ = [
     "changes",
     "credentials_of",
     "folder_of",
+    "goes_to_journal",
     "is_fsspec",
     "json_of",
     "load",

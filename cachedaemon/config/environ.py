@@ -1,11 +1,11 @@
-"""What of the environment goes on to processes that read with somebody else's library."""
+"""What of the environment goes on to processes that read with somebody else's library, and who reads the log."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-_OURS = ("CACHEDAEMON_", "LISTEN_", "NOTIFY_SOCKET", "WATCHDOG_", "PYTHON", "FSSPEC_")
+_OURS = ("CACHEDAEMON_", "LISTEN_", "NOTIFY_SOCKET", "WATCHDOG_", "JOURNAL_STREAM", "PYTHON", "FSSPEC_")
 """Settings, which may hold secrets; what systemd says to the daemon; what would change how the process starts and reads."""
 
 
@@ -13,6 +13,12 @@ _PYTHON = {
     "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
     "PYTHONUTF8": "1",
 }
+
+
+def goes_to_journal(descriptor: int) -> bool:
+    """Whether the journal reads what is written there (systemd.exec(5), $JOURNAL_STREAM: device and inode)."""
+    seen = os.fstat(descriptor)
+    return os.environ.get("JOURNAL_STREAM") == f"{seen.st_dev}:{seen.st_ino}"
 
 
 def bare_environment() -> dict[str, str]:

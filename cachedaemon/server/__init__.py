@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import resource
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ from typing import TypeVar
 from aiohttp import HttpVersion11, web
 
 from cachedaemon.errors import BadRequest, CacheDaemonError
+from cachedaemon.logs import about
 from cachedaemon.server.answers import GENERATION, answer_error, from_http
 from cachedaemon.server.api import ROUTES, Api
 from cachedaemon.server.bodies import LARGEST
@@ -37,7 +39,7 @@ SCRAPERS = Bounds(each=128, idle=30.0)
 
 def application(api: Api, watch: Watch, generation: Callable[[], str]) -> web.Application:
     """What answers on the Unix socket."""
-    app = web.Application(middlewares=[_errors], client_max_size=LARGEST)
+    app = web.Application(middlewares=[_numbered, _errors], client_max_size=LARGEST)
     app[GENERATION] = generation
     app[BOUNDS] = Bounds(each=resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, idle=IDLE)
     app.add_routes(
@@ -88,6 +90,16 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # an interim answer is not yet the answer
     return None
+
+
+_numbers = itertools.count(1)
+
+
+@web.middleware
+async def _numbered(request: web.Request, handler: Next) -> web.StreamResponse:
+    """Lines of the log that come from one request have its number."""
+    with about(request=next(_numbers)):
+        return await handler(request)
 
 
 @web.middleware

@@ -121,7 +121,7 @@ def test_prefetches_under_way_are_bounded(daemon: Daemon, origin: Origin) -> Non
 WAIT = """
 import concurrent.futures
 with concurrent.futures.ThreadPoolExecutor(3) as pool:
-    body = {"source": "s", "key": "slow.bin", "wait": 60}
+    body = {"source": "s", "key": "gated.bin", "wait": 60}
     calls = [pool.submit(ask, ARG, "POST", "/v1/acquire", body) for _ in range(3)]
     first = next(concurrent.futures.as_completed(calls)).result()
     say([first[0], first[1]])
@@ -131,7 +131,7 @@ with concurrent.futures.ThreadPoolExecutor(3) as pool:
 
 def test_waiters_are_bounded(daemon: Daemon, origin: Origin) -> None:
     """With as many waiting as may, one user's next request is refused at once, and another's is taken."""
-    origin.put("slow.bin", 1000, gate=(gate := Gate(0)))
+    origin.put("gated.bin", 1000, gate=(gate := Gate(0)))
     with somebody.popen(WAIT, str(daemon.socket), ONE) as waits:
         assert waits.stdout is not None
         said = waits.stdout.readline()

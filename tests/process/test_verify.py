@@ -55,7 +55,7 @@ def test_a_reader_keeps_what_it_has_and_the_next_one_gets_the_right_bytes(origin
                 assert len(reader.read()) == SIZE
         with cache.open("a.bin") as shard:
             assert content.matches(shard.path, "a.bin", SIZE)
-        assert "WARNING s/a.bin is damaged" in daemon.log
+        assert 'level=warning message="s/a.bin is damaged' in daemon.log
         assert daemon.metric("evictions_total", source="s", reason="damaged") == 1
         assert (origin["a.bin"].gets, origin["b.bin"].gets) == (2, 1)
 
