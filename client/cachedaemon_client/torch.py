@@ -48,7 +48,7 @@ class ShardDataset(IterableDataset[T_co]):
     mixed. `epochs` is how many there will be: beyond the last nothing is fetched ahead. It pickles and forks as it is.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a loader of samples is made of
         self,
         cache: ShardCache | str,
         sampler: ShardSampler,

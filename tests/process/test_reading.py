@@ -68,13 +68,40 @@ def test_samples_of_shards_that_are_open_together_mix(cache: ShardCache) -> None
     assert [one for one in mixed if one.startswith(KEYS[4])] == [one for one in apart if one.startswith(KEYS[4])]
 
 
+def test_workers_that_read_together_have_each_a_portion_of_each_shard(cache: ShardCache) -> None:
+    """As equal as can be, all in the shards' order, and one plan's order for all."""
+    sampler = ShardSampler(KEYS, seed=3)
+    readings = [Reading(sampler, name, Reader(number, 4, together=True)) for number in range(4)]
+    assert {tuple(reading.left) for reading in readings} == {tuple(sampler.remaining())}
+    parts = [list(reading.samples(cache)) for reading in readings]
+    assert Counter(one for part in parts for one in part) == whole(dict.fromkeys(KEYS, 1))
+    for part in parts:
+        order = [one.partition("/")[0] for one in part]
+        assert list(dict.fromkeys(order)) == sampler.remaining()
+        assert set(Counter(order).values()) <= {MEMBERS // 4, MEMBERS // 4 + 1}
+
+
+def test_a_state_of_portions_tells_other_ranks_which_shards_are_done(cache: ShardCache) -> None:
+    """Those of which no worker has anything left."""
+    sampler = ShardSampler(KEYS, seed=3)
+    readings = [Reading(sampler, name, Reader(number, 2, together=True)) for number in range(2)]
+    for reading, counted in zip(readings, (2 * MEMBERS, MEMBERS), strict=True):
+        samples = reading.samples(cache)
+        list(islice(samples, counted))
+        samples.close()
+    state = joined([reading.state() for reading in readings])
+    done = [readings[1].state()["done"], readings[0].state()["done"]]
+    sampler.load_state_dict(state["sampler"])
+    assert sampler.remaining() == ShardSampler(KEYS, seed=3).remaining()[min(done) :]
+
+
 def interrupted(cache: ShardCache, sampler: ShardSampler, rng: random.Random) -> Counter[str]:
     """One epoch, gone on with time and again by other numbers of workers, each of which stops anywhere."""
     seen: Counter[str] = Counter()
     state: dict[str, Any] | None = None
     for patience in (8, 20, 15, 5, 30, 10**6):
-        of, mix = rng.choice([1, 2, 3, 12]), rng.choice([1, 1, 2, 5])
-        readers = [Reader(number, of, mix) for number in range(of)]
+        of, mix, together = rng.choice([1, 2, 3, 12]), rng.choice([1, 1, 2, 5]), rng.choice([True, False])
+        readers = [Reader(number, of, mix, together=together) for number in range(of)]
         readings = [resumed(state, sampler, name, one) if state else Reading(sampler, name, one) for one in readers]
         for reading in readings:
             samples = reading.samples(cache)
@@ -86,7 +113,7 @@ def interrupted(cache: ShardCache, sampler: ShardSampler, rng: random.Random) ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_each_sample_comes_once_however_often_it_is_gone_on(cache: ShardCache, seed: int) -> None:
-    """Whatever the numbers of workers and of shards that are open, and where a shard comes more than once."""
+    """Whatever the numbers of workers and of shards that are open, whole or by portions; shards come more than once, too."""
     rng = random.Random(seed)
     keys = KEYS[: rng.choice([1, 2, 9])]
     weights = {key: 1.0 + number % 3 for number, key in enumerate(keys)} if seed % 2 else None

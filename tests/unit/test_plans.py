@@ -9,8 +9,8 @@ from cachedaemon.model import Ref
 from cachedaemon.plans import SILENCE, Plan, Plans, is_plan_id
 
 
-def plan(name: str, *, heard: float = 0.0, keys: int = 5, holds: int = 1) -> Plan:
-    return Plan(name, "s", Course([str(number) for number in range(keys)]), holds, heard)
+def plan(name: str, *, heard: float = 0.0, keys: int = 5, holds: int = 1, user: int = 0) -> Plan:
+    return Plan(name, "s", Course([str(number) for number in range(keys)]), holds, heard, user)
 
 
 def test_the_loss_of_a_lock_that_was_held_ends_a_plan() -> None:
@@ -73,6 +73,17 @@ def test_what_all_hold_at_once() -> None:
     plans.put(plan("b", holds=9, keys=3))
     assert plans.held_at_once() == 5
     assert [one.id for one in plans] == ["a", "b"]
+
+
+def test_consumers_that_follow_the_same_order_hold_the_same_shards() -> None:
+    """Workers of a rank walk together: they hold one shard more than one of them, not as many as there are workers."""
+    plans = Plans()
+    for number in range(12):
+        plans.put(plan(str(number), holds=2))
+    assert plans.held_at_once() == 3
+    plans.put(plan("of another user", holds=2, user=7))
+    plans.put(plan("in another order", holds=2, keys=4))
+    assert plans.held_at_once() == 7
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_c.9", "0" * 64])
