@@ -173,7 +173,7 @@ class Side:
         jobs = []
         for keys, reader in zip(self.orders, self._readers, strict=True):
             began, uses = reader.line(seconds)
-            jobs.append([Use(began + at, *rest, key) for (at, *rest), key in zip(uses, keys, strict=True)])
+            jobs.append([Use(began + use[0], *use[1:], key) for use, key in zip(uses, keys, strict=True)])
         if self._origin is None:
             raise NotMeasured(f"{self.name} did not begin")
         said = self._origin.stats()
