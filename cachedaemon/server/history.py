@@ -76,7 +76,7 @@ class History:
 
 def _point(before: Totals, now: Totals) -> dict[str, Any]:
     return {
-        "at": round(now.at, 2),
+        "at": now.at,
         "seconds": round(now.at - before.at, 2),
         "asked": round(now.asked - before.asked),
         "hits": round(now.hits - before.hits),

@@ -107,7 +107,7 @@ class Live:
         requests = list(_samples(self._metrics.requests, "_total"))
         waits = self._metrics.acquire_wait
         return Totals(
-            at=time.time(),
+            at=round(time.time(), 2),
             asked=sum(value for _, value in requests),
             hits=sum(value for labels, value in requests if labels["result"] == "hit"),
             waited=(_sum(waits, "_sum"), _sum(waits, "_count")),

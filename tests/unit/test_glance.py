@@ -90,11 +90,11 @@ def test_a_long_key_loses_its_middle() -> None:
 
 
 def test_whatever_there_is_the_snapshot_is_small() -> None:
-    """Longest keys, a hundred plans, two thousand transfers."""
+    """Longest keys, fifty plans, two thousand transfers."""
     ledger, plans = Ledger(caps(600)), Plans()
     for number in range(600):
         ledger.add(entry(f"{number}" + "é" * 2000, float(number)))
-    for number in range(100):
+    for number in range(50):
         plans.put(Plan(f"p{number}", "s", Course([f"{n}" + "k" * 4000 for n in range(600, 700)]), 1, 0.0))
     for number in range(2000):
         ledger.join(Ref("s", f"new{number}" + "n" * 4000))
