@@ -43,6 +43,13 @@ def epoch_of(source: ShardSource[Sample], threads: int) -> Iterator[Batch[Sample
         yield from pipeline
 
 
+def keep(path: Path, state: object) -> None:
+    """Write a state; whoever stops the program at any moment leaves the last one whole."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(state))
+    fresh.replace(path)
+
+
 def main() -> None:
     """Read all epochs, and say of each how long it took."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,7 +76,7 @@ def main() -> None:
         for batch in epoch_of(source, chosen.threads):
             seen, size = seen + len(batch.samples), size + sum(len(image) for _, image in batch.samples)
             if chosen.state is not None:
-                chosen.state.write_text(json.dumps({"epoch": epoch, "source": batch.state}))
+                keep(chosen.state, {"epoch": epoch, "source": batch.state})
         took = time.perf_counter() - began
         print(f"epoch {epoch}: {seen} samples, {size} bytes, {seen / took:,.0f} samples/s")
 

@@ -10,8 +10,8 @@
             for batch in pipeline:
                 train(batch.samples)
 
-What goes from stage to stage are parts of batches, with their shards leased, not single samples: each hand-over costs the
-pipeline's loop about as much as reading a sample in place. `docs/spdl.md` says how to resume.
+What goes from stage to stage are parts of batches, with their shards leased, not single samples: each hand-over costs far
+more than reading a sample in place. `docs/spdl.md` says how to resume.
 """
 
 from __future__ import annotations
