@@ -228,7 +228,7 @@ def places(rival: str, shelf: Shelf, jobs: int, home: Path) -> Iterator[tuple[li
     cap = shelf.cap(rival)
     if rival == "cachedaemon":
         source = {"url": shelf.url(rival), "concurrency": CONNECTIONS}
-        with Daemon({"s": source}, max_bytes=cap) as daemon:
+        with Daemon({"s": source}, max_shards=shelf.data.shards // 2, max_bytes=cap) as daemon:
             yield [str(daemon.socket)] * jobs, [daemon.cache / area for area in disk.AREAS], cap
         return
     shared = rival not in NO_SHARING
@@ -351,7 +351,7 @@ def summary(error: str) -> str:
 
 def report(setting: Setting, outcomes: list[Outcome]) -> None:
     """Print a setting's table, and each error once."""
-    print(setting.title)
+    print(f"{setting.title} (load average {os.getloadavg()[0]:.0f})")
     table(HEAD, [outcome.row for outcome in outcomes])
     for outcome in outcomes:
         for error, times in Counter(outcome.errors).items():

@@ -122,8 +122,11 @@ def _mosaicml_streaming(task: Task, _: int) -> Epochs:
 
 
 def _litdata(task: Task, _: int) -> Epochs:
+    """Its object store's client refuses a server without TLS, and has no option for it."""
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
     samples = StreamingDataset(
         task.bucket,
         cache_dir=task.local,
