@@ -2,6 +2,9 @@
 
     python bench/hits.py [--shards 200] [--rounds 40] [--big 4] [--cache /tmp]
 
+Beside them the floor: the system calls of a lease, and nothing else, written out in Python. A flock lets others have the processor,
+which an open does not: where others want it, the floor itself lies high above a bare open.
+
 Sides take turns, a pass over all shards each. The time of each operation is taken by itself for the percentiles (which adds
 the clock's own 60 ns or so to every side), the ratios are those of whole passes. Then hits are timed while another process
 evicts shards of 1 GiB, one after the other; idle spells of the same length lie in between.
@@ -15,12 +18,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from fcntl import LOCK_NB, LOCK_SH, LOCK_UN, flock
 from functools import partial
 from pathlib import Path
 
 from side_by_side import Daemon, folder, main, middle, table, verdict
 
 from cachedaemon_client import ShardCache
+from cachedaemon_client.process import LEASED
 from tests.fakes import disk
 from tests.fakes.readers import Reader
 
@@ -53,6 +58,22 @@ def hits(cache: ShardCache, keys: Iterable[str]) -> None:
         cache.open(key).close()
 
 
+def by_hand(directory: int, key: str) -> None:
+    """The system calls of a hit: lock and compare, unlock and close."""
+    descriptor = os.open(key, LEASED, dir_fd=directory)
+    flock(descriptor, LOCK_SH | LOCK_NB)
+    os.fstat(descriptor)
+    os.lstat(key, dir_fd=directory)
+    flock(descriptor, LOCK_UN)
+    os.close(descriptor)
+
+
+def floor(directory: int, keys: Iterable[str]) -> None:
+    """That, for each shard."""
+    for key in keys:
+        by_hand(directory, key)
+
+
 def each(operation: Callable[[str], object], items: Iterable[str], into: list[int]) -> None:
     """Nanoseconds of each operation by itself."""
     clock = time.perf_counter_ns
@@ -76,40 +97,46 @@ def compare(keys: list[str], paths: list[str], rounds: int) -> None:
     """Hits without and with a plan, and the bare calls, in turns."""
     plain, planned = ShardCache("small"), ShardCache("small")
     plan = planned.plan(keys * (2 * rounds + 1))
+    directory = os.open(os.path.dirname(paths[0]), os.O_PATH | os.O_DIRECTORY)
     whole = {
         "bare open, close": partial(bare, paths),
+        "floor": partial(floor, directory, keys),
         "hit": partial(hits, plain, keys),
         "hit, with a plan": partial(hits, planned, keys),
     }
     single = {
         "bare open, close": partial(each, touch, paths),
+        "floor": partial(each, partial(by_hand, directory), keys),
         "hit": partial(each, partial(hit, plain), keys),
         "hit, with a plan": partial(each, partial(hit, planned), keys),
     }
     seconds: dict[str, list[float]] = {name: [] for name in whole}
+    used: dict[str, list[float]] = {name: [] for name in whole}
     apart: dict[str, list[int]] = {name: [] for name in whole}
     for run in whole.values():
         run()  # paths are learned, files are in memory
     for _ in range(rounds):
         for name, run in whole.items():
-            began = time.perf_counter()
+            began, before = time.perf_counter(), time.thread_time()
             run()
             seconds[name].append((time.perf_counter() - began) / len(keys))
+            used[name].append((time.thread_time() - before) / len(keys))
             single[name](apart[name])
     plan.close()
-    report(seconds, apart)
+    os.close(directory)
+    report(seconds, used, apart)
 
 
-def report(seconds: dict[str, list[float]], apart: dict[str, list[int]]) -> None:
-    """Print medians of passes and percentiles of single operations."""
-    first = middle(next(iter(seconds.values())))
+def report(seconds: dict[str, list[float]], used: dict[str, list[float]], apart: dict[str, list[int]]) -> None:
+    """Print medians of passes, also of the processor time that they used, and percentiles of single operations."""
+    first, least = (middle(next(iter(one.values()))) for one in (seconds, used))
     rows = []
     for name, found in seconds.items():
         cuts = statistics.quantiles(apart[name], n=100)
         rows.append([name, *(f"{us:.2f}" for us in (middle(found) * 1e6, cuts[49] / 1e3, cuts[98] / 1e3))])
-        rows[-1].append(f"{middle(found) / first:.2f}")
-    table(["", "us each", "p50 us", "p99 us", "x bare"], rows)
-    for name in list(seconds)[1:]:
+        rows[-1] += [f"{middle(found) / first:.2f}", f"{middle(used[name]) / least:.2f}"]
+    table(["", "us each", "p50 us", "p99 us", "x bare", "CPU, x bare"], rows)
+    for name in list(seconds)[2:]:
         verdict(1, f"{name}, times bare", middle(seconds[name]) / first, at_most=4)
 
 
