@@ -112,7 +112,7 @@ class Browser:
         """A new tab; `media`: features that pages ask for, such as prefers_color_scheme="dark"."""
         target = self.call("Target.createTarget", url="about:blank", width=size[0], height=size[1])["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        tab = self._tabs[session] = Tab(self, session)
+        tab = self._tabs[session] = Tab(self, session, target)
         for domain in ("Page", "Runtime", "Log", "Network"):
             tab.call(f"{domain}.enable")
         tab.call("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=False)
@@ -125,9 +125,10 @@ class Browser:
 class Tab:
     """One page."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser = browser
         self._session = session
+        self._target = target
         self.complaints: list[str] = []
         """What stood in its console as a warning or an error."""
         self.requests: list[str] = []
@@ -148,6 +149,10 @@ class Tab:
                 self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
             case "Runtime.consoleAPICalled" if params["type"] in ("warning", "error", "assert"):
                 self.complaints.append(json.dumps(params["args"]))
+
+    def close(self) -> None:
+        """Close it."""
+        self._browser.call("Target.closeTarget", targetId=self._target)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
