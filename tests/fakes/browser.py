@@ -23,14 +23,16 @@ from typing import Any, Self
 
 import pytest
 
-PROGRAMS = ("chromium-headless-shell", "chromium")
-ROOT = Path(__file__).resolve().parent.parent.parent
+TOOLS = Path(__file__).resolve().parent.parent.parent / ".tools"
+DEBIAN = "usr/lib/chromium/chromium-headless-shell"
+"""The program itself: what Debian puts on the path is a script that knows no other place than /usr."""
 
 
 def program() -> str:
     """The browser; the test skips where there is none."""
-    unpacked = [str(ROOT / ".tools/usr/lib/chromium" / name) for name in PROGRAMS]
-    found = next((path for name in (*PROGRAMS, *unpacked) if (path := shutil.which(name))), None)
+    found = next(
+        (path for name in (f"/{DEBIAN}", f"{TOOLS}/{DEBIAN}", "chromium") if (path := shutil.which(name))), None
+    )
     if found is None:
         pytest.skip("no chromium-headless-shell here")
     return found
