@@ -7,7 +7,7 @@ export PYTHON
 
 PYTEST = scripts/with-tools .venv/bin/pytest
 
-.PHONY: run test slow again check format torch frames install-systemd uninstall-systemd clean
+.PHONY: run test slow again check format torch frames rivals install-systemd uninstall-systemd clean
 
 run:
 	@scripts/install
@@ -45,6 +45,12 @@ torch:
 
 frames:
 	@scripts/install dev frames
+
+# Loaders of others, each in an environment of its own, and the same data read by each: several minutes.
+rivals:
+	@scripts/install dev torch
+	@scripts/rivals
+	@.venv/bin/python bench/rivals.py
 
 # The service's user must reach the interpreter, so the default is the system's own.
 install-systemd:

@@ -6,7 +6,8 @@
 Samples lie at one slow origin in the form that each wants, shards of the same number of samples; each rival runs in an
 environment of its own (.tools/rivals), with the torch of this one. Settings: one job of one rank; 8 ranks on a node; two
 independent jobs that share a cache. "x least" is bytes from the origin over the least that any cache of that size could
-have fetched: each sample once, and (1 - c) of them in each further epoch. `docs` of what was chosen for each: rivals_sides.py.
+have fetched: each sample once, and (1 - c) of them in each further epoch, even where a second job reads them too. What was
+chosen for each is in rivals_sides.py.
 """
 
 from __future__ import annotations
