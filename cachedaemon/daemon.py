@@ -134,6 +134,8 @@ class Daemon:
         alive = asyncio.create_task(self._notices.live(self._handed.watchdog), name="alive")
         listener, scrapes = self._listeners()
         await asyncio.to_thread(listener.lock)
+        for doubt in listener.doubts:
+            log.warning("%s", doubt)
         try:
             if self.settings.server.http and not scrapes:
                 scrapes = [await self._port(self.settings.server.http)]

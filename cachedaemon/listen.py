@@ -6,17 +6,21 @@ Or one that the service manager made and passes on (sd_listen_fds(3)): it is ser
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from cachedaemon import guarded
 from cachedaemon.errors import StartError
 
 BACKLOG = 4096
+_NEW = "new"
+"""Name of a socket that has not its mode yet."""
 LOCK_WAIT = 5.0
 """Seconds that a start waits for the daemon before it to end."""
 
@@ -30,15 +34,27 @@ class Listener:
         self._group = group
         self._lock = -1
         self._inode: tuple[int, int] | None = None
+        self.doubts: Sequence[str] = ()
+        """What is not as it should be with the folders that lead to it."""
+
+    @property
+    def _setting(self) -> str:
+        return f"server.socket = {str(self.path)!r}"
 
     def lock(self) -> None:
         """Claim the path. Blocks for 5 s at the most; `StartError` when another daemon has it."""
         try:
-            _make_folder(self.path.parent)
+            guarded.make_way(self.path, self._setting)
+            self.doubts = guarded.doubts(self.path.parent, self._setting)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock = os.open(f"{self.path}.lock", flags, 0o600)
         except OSError as cause:
-            raise StartError(f"server.socket = {str(self.path)!r}: {cause.strerror}") from cause
+            raise StartError(f"{self._setting}: {cause.strerror}") from cause
+        try:
+            guarded.refuse_others(f"{self.path}.lock", os.fstat(self._lock), self._setting)
+        except StartError:
+            self._give_up()
+            raise
         deadline = time.monotonic() + LOCK_WAIT
         while not _locked(self._lock):
             if time.monotonic() > deadline:
@@ -56,16 +72,15 @@ class Listener:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Short, whatever the folder's path is, and this path's own: whoever holds the lock is alone with it.
-            beside = f"/proc/self/fd/{folder}/.{os.fstat(self._lock).st_ino}"
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
-            link.bind(beside)
-            if self._group is not None:
-                os.chown(beside, -1, self._group)
-            os.chmod(beside, self._mode)
-            link.listen(BACKLOG)
-            os.rename(beside, self.path)
+            # This path's own: whoever holds the lock is alone with it.
+            with _private_folder(folder, f".{os.fstat(self._lock).st_ino}") as private:
+                beside = f"/proc/self/fd/{private}/{_NEW}"  # short, whatever the folder's path is
+                link.bind(beside)
+                if self._group is not None:
+                    os.chown(beside, -1, self._group)
+                os.chmod(beside, self._mode)
+                link.listen(BACKLOG)
+                os.rename(beside, self.path)
             seen = os.lstat(self.path)
             self._inode = (seen.st_dev, seen.st_ino)
         except OSError as cause:
@@ -96,6 +111,9 @@ class Listener:
 
 class Passed:
     """Listening sockets that were passed: the service manager keeps them, with their paths, modes and what waits in them."""
+
+    doubts: Sequence[str] = ()
+    """None: whoever passes them looks to it."""
 
     def __init__(self, path: Path, links: Sequence[socket.socket]) -> None:
         self._path = path
@@ -145,10 +163,27 @@ def _adopted(descriptor: int, name: str) -> socket.socket:
     )
 
 
-def _make_folder(path: Path) -> None:
-    for parent in reversed([one for one in (path, *path.parents) if not one.exists()]):
-        parent.mkdir(exist_ok=True)
-        parent.chmod(0o755)  # whatever the umask is: readers must be able to pass
+@contextlib.contextmanager
+def _private_folder(parent: int, name: str) -> Iterator[int]:
+    """A folder for one new socket that no other user can enter: nobody can swap it for a link before it has its mode."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        if os.fstat(folder).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, f"{name} beside it is another user's")
+        _remove_new(folder)  # of a daemon that was killed
+        yield folder
+        _remove_new(folder)
+    finally:
+        os.close(folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=parent)
+
+
+def _remove_new(folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_NEW, dir_fd=folder)
 
 
 def _locked(descriptor: int) -> bool:

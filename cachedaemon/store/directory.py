@@ -56,7 +56,7 @@ class Directory:
 
     def _open(self, sources: Sequence[SourceMark]) -> Opened:
         start.make_root(self.layout.root, self.modes)
-        warnings = start.check_kind(self.layout.root)
+        warnings = start.check_kind(self.layout.root) + start.check_place(self.layout.root)
         self._lock = start.lock(self.layout)  # nothing is touched before: another daemon may own it
         start.make_folders(self.layout, self.modes)
         self.numbers = start.Numbers(self.layout)

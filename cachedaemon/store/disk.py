@@ -276,7 +276,7 @@ def unlink(path: str) -> None:
         os.unlink(path)
 
 
-_PASSING = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+PASSING = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What says nothing of the file: the disk failed, or the daemon was short of something."""
 
 
@@ -289,7 +289,7 @@ def read_meta(place: str) -> Meta | None:
         said = json.loads(read_regular(place))
         meta = Meta(**{**said, "validators": Validators(**said["validators"])})
     except OSError as cause:
-        if cause.errno in _PASSING:
+        if cause.errno in PASSING:
             raise
         return None
     except (ValueError, TypeError, KeyError, RecursionError):

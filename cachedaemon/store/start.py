@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from cachedaemon import guarded
 from cachedaemon.errors import StartError
 from cachedaemon.store import disk
 from cachedaemon.store.layout import FOLDERS, Layout, Modes
@@ -34,16 +35,23 @@ def unusable(root: Path, cause: OSError) -> StartError:
 def make_root(root: Path, modes: Modes) -> None:
     """Make the cache directory where it is missing."""
     try:
-        for parent in reversed([one for one in root.parents if not one.exists()]):
-            os.makedirs(parent, exist_ok=True)
-            os.chmod(parent, 0o755)  # noqa: S103 - whatever the umask is: readers must be able to pass
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(root, 0o700)
-            _give(root, modes.folder, modes)
+        guarded.make_way(root, _setting(root))
+        if not root.exists():
+            guarded.make_folder(root, modes.folder, modes.group, _setting(root))
     except OSError as cause:
         raise StartError(f"cache.dir = {str(root)!r} cannot be made: {cause.strerror}") from cause
     if not root.is_dir():
         raise StartError(f"cache.dir = {str(root)!r} is not a folder")
+
+
+def check_place(root: Path) -> list[str]:
+    """Refuse a cache directory that is another user's; warnings of who else could put one in its place."""
+    guarded.refuse_others(root, os.stat(root), _setting(root))
+    return guarded.doubts(root, _setting(root))
+
+
+def _setting(root: Path) -> str:
+    return f"cache.dir = {str(root)!r}"
 
 
 def check_kind(root: Path) -> list[str]:
@@ -75,6 +83,7 @@ def lock(layout: Layout, *, wait: float = LOCK_WAIT) -> int:
     """Lock the cache directory for this daemon, waiting `wait` seconds for one that ends; the descriptor."""
     descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        guarded.refuse_others(layout.lock, os.fstat(descriptor), _setting(layout.root))
         _take(descriptor, layout.root, time.monotonic() + wait)
         _try_locks(layout)
         os.ftruncate(descriptor, 0)
@@ -142,17 +151,7 @@ def make_source(layout: Layout, modes: Modes, source: str) -> None:
 
 
 def _make_folder(path: str, modes: Modes, *, shared: bool) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    if os.path.islink(path):
-        raise StartError(f"{path} is a symbolic link: links are not followed in the cache directory")
-    _give(path, modes.folder if shared else 0o700, modes)
-
-
-def _give(path: str | Path, mode: int, modes: Modes) -> None:
-    if modes.group is not None:
-        os.chown(path, -1, modes.group)
-    os.chmod(path, mode)
+    guarded.make_folder(path, modes.folder if shared else 0o700, modes.group, "cache.dir")
 
 
 def is_complete(layout: Layout, sources: Iterable[str]) -> bool:
@@ -166,11 +165,18 @@ def is_complete(layout: Layout, sources: Iterable[str]) -> bool:
 
 
 def is_doubtful(layout: Layout) -> bool:
-    """Whether shards may be other than they were published: another boot, another format, or nobody says."""
+    """Whether shards may be other than they were published: another boot, another format, or nobody says.
+
+    OSError when the disk fails for a moment, which says nothing of the shards.
+    """
     try:
-        said = json.loads(Path(layout.vouch).read_bytes())
+        said = json.loads(disk.read_regular(str(layout.vouch)))
         return bool(said["boot_id"] != boot_id() or said["format"] != FORMAT)
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as cause:
+        if cause.errno in disk.PASSING:
+            raise
+        return True
+    except (ValueError, KeyError, TypeError):
         return True
 
 
@@ -191,7 +197,7 @@ def vouch(layout: Layout, modes: Modes, archives: dict[str, str], direct: list[s
 def mark_of(layout: Layout, source: str) -> str | None:
     """The digest of the configuration that a source's shards came by; None where it has none."""
     try:
-        return Path(_mark(layout, source)).read_text(errors="replace")
+        return disk.read_regular(_mark(layout, source)).decode(errors="replace")
     except FileNotFoundError:
         return None
 

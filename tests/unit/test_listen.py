@@ -88,12 +88,37 @@ def test_a_stale_socket_and_a_half_made_one_are_replaced(make: Make, folder: Pat
     listener = make()
     listener.lock()
     beside = folder / f".{(folder / 'd.sock.lock').stat().st_ino}"
-    for path in (folder / "d.sock", beside):
+    beside.mkdir()
+    for path in (folder / "d.sock", beside / "new"):
         with socket.socket(socket.AF_UNIX) as stale:
             stale.bind(str(path))
     with listener.bind():
         assert _connects(folder / "d.sock")
         assert sorted(os.listdir(folder)) == ["d.sock", "d.sock.lock"]
+
+
+def test_no_link_leads_a_new_socket_elsewhere(make: Make, folder: Path) -> None:
+    """Where it is made: whoever may write in the folder could have root change the mode of any file."""
+    listener = make()
+    listener.lock()
+    (elsewhere := folder / "elsewhere").mkdir(mode=0o700)
+    (precious := elsewhere / "new").write_text("precious")
+    (folder / f".{(folder / 'd.sock.lock').stat().st_ino}").symlink_to(elsewhere)
+    with pytest.raises(StartError, match=r"Not a directory|Too many levels"):
+        listener.bind()
+    assert (precious.read_text(), precious.stat().st_mode & 0o777) == ("precious", 0o644)
+
+
+@pytest.mark.root
+def test_a_lock_of_somebody_elses_is_told_apart_from_a_daemon(make: Make, folder: Path) -> None:
+    """One who holds it would keep the daemon from starting for ever."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    lock = folder / "d.sock.lock"
+    lock.touch()
+    os.chown(lock, 54_321, 54_321)
+    with pytest.raises(StartError, match=r"d\.sock\.lock belongs to uid 54321"):
+        make().lock()
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "link", "fifo"])
