@@ -2,8 +2,9 @@
 
     python bench/hits.py [--shards 200] [--rounds 40] [--big 4] [--cache /tmp]
 
-Beside them the floor: the system calls of a lease, and nothing else, written out in Python. A flock lets others have the processor,
-which an open does not: where others want it, the floor itself lies high above a bare open.
+Beside them the floor: the system calls of a lease, and nothing else, written out in Python. Where others want the processor, a
+pass of these or of hits is interrupted more often than not, the shorter one of bare opens is not: there the processor time
+says more.
 
 Sides take turns, a pass over all shards each. The time of each operation is taken by itself for the percentiles (which adds
 the clock's own 60 ns or so to every side), the ratios are those of whole passes. Then hits are timed while another process

@@ -7,8 +7,8 @@ Beside the daemon, in the same run: the same daemon with `policy = "lru"`, which
 was used last, and for figure 7 reads straight from the origin, one at a time and as many at once as the daemon may have.
 
 Figure 3: bytes after the first epoch, over the least that any policy can do with: (1-c) of the data an epoch, where c of
-the shards fit. Figure 7: the part of its time that the trainer works after the first epoch, with a link of 0.6 of what it
-consumes, which allows it to work always when c = 0.5; and with an answer that takes four steps.
+the shards fit; an answer takes four steps. Figure 7: the part of its time that the trainer works after the first epoch, with
+a link of 0.6 of what it consumes, which allows it to work always when c = 0.5; and with an answer that takes four steps.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from trainers import Link, Ran, Side, epochs, play
 SIZE = 20_000
 PARTS = (0.5, 0.8, 0.9)
 """c: the part of the shards that fits."""
+FETCH = 4
+"""Steps that an answer takes, where the link has no other limit."""
 CONNECTIONS = 8
 """That the daemon may have to one source, and a rival that reads ahead."""
 
 
 def figure_3(shards: int, count: int, step: float) -> None:
     """Bytes an epoch after the first."""
-    keys, link = epochs(shards, count), Link(SIZE, latency=step)
+    keys, link = epochs(shards, count), Link(SIZE, latency=FETCH * step)
     chosen = [(c, policy) for c in PARTS for policy in ("auto", "lru")]
     ran = play([Side(f"{c} {policy}", shards, link, [keys], step, int(c * shards), policy) for c, policy in chosen])
     times = {
@@ -56,7 +58,7 @@ def figure_7(shards: int, count: int, step: float) -> None:
     keys = epochs(shards, count)
     links = {
         "link of 0.6": Link(SIZE, rate=0.6 * SIZE / step),
-        "fetch of 4 uses": Link(SIZE, latency=4 * step),
+        f"fetch of {FETCH} uses": Link(SIZE, latency=FETCH * step),
     }
     sides = {
         what: [
