@@ -143,17 +143,9 @@ class Reading(Generic[T]):
     def samples(self, cache: ShardCache) -> Iterator[T]:
         """The samples from its place on. While they are read a plan is in force, and `mix` shards are open."""
         if self._given:
-            with self._announced(cache):
+            with announced(cache, self.planned, self._reader.mix):
                 while self._given:
                     yield from self._mixed(cache)
-
-    def _announced(self, cache: ShardCache) -> Plan:
-        """The plan in force; or to be, when a daemon is there again: what is local is read without one."""
-        plan = Plan(cache, self.planned, self._reader.mix)
-        with contextlib.suppress(DaemonUnavailable):
-            plan.renew(min(cache.wait, PATIENCE))
-        cache.start(plan)
-        return plan
 
     def _later(self) -> list[str]:
         """What this worker reads in the next epoch."""
@@ -214,6 +206,15 @@ class Reading(Generic[T]):
     def _pass(self, portions: int) -> None:
         self._done += portions
         self._given = self._given_before()
+
+
+def announced(cache: ShardCache, keys: list[str], holds: int) -> Plan:
+    """A plan in force; or to be, when a daemon is there again: what is local is read without one."""
+    plan = Plan(cache, keys, holds)
+    with contextlib.suppress(DaemonUnavailable):
+        plan.renew(min(cache.wait, PATIENCE))
+    cache.start(plan)
+    return plan
 
 
 def _in_turn(keys: Sequence[str], places: Iterable[int], portions: int) -> list[str]:

@@ -31,7 +31,7 @@ from cachedaemon_client.aio import Plan
 from cachedaemon_client.aio import ShardCache as AsyncCache
 from cachedaemon_client.cache import ShardCache
 from cachedaemon_client.errors import DaemonUnavailable
-from cachedaemon_client.reading import PATIENCE, Decode, Pick, Reader, Reading, checked, resumed
+from cachedaemon_client.reading import PATIENCE, Decode, Pick, Reader, Reading, checked, joined, resumed
 from cachedaemon_client.sampler import ShardSampler
 from cachedaemon_client.shard import Shard
 
@@ -93,7 +93,7 @@ class ShardSource(Generic[T]):
         return self._reading().state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on from a state: a batch's, or one of all workers of another loader (`joined`)."""
+        """Have the next iteration go on from a state: a batch's, or what `state_of_loader` made of a DataLoader's."""
         self._loaded = checked(state)
 
     def _reading(self) -> Reading[T]:
@@ -207,10 +207,11 @@ class _Room:
         with contextlib.suppress(RuntimeError):  # the pipeline has ended, and its loop with it
             self._loop.call_soon_threadsafe(self._note, -count)
 
-    def fail(self, cause: Exception) -> None:
-        """A part could not be read: without it the epoch is not whole. Called in the pipeline's loop."""
+    def fail(self, cause: Exception) -> Exception:
+        """A part could not be read: without it the epoch is not whole. What went wrong first; called in the pipeline's loop."""
         self._failure = self._failure or cause
         self._changed.set()
+        return self._failure
 
     def _note(self, count: int) -> None:
         self._open += count
@@ -284,9 +285,9 @@ class Part(Generic[T]):
         """What `decode(shard, member)` makes of each sample, in order."""
         return [decode(shard, member) for shard, member in self]
 
-    def fail(self, cause: Exception) -> None:
-        """It is lost to the epoch, which ends with this error."""
-        self._room.fail(cause)
+    def fail(self, cause: Exception) -> Exception:
+        """It is lost to the epoch, which ends with this error, or with an earlier one, which comes back."""
+        return self._room.fail(cause)
 
     def close(self) -> None:
         """Its shards are not needed any more."""
@@ -309,7 +310,7 @@ class Read(Generic[T]):
 
 @dataclass(frozen=True)
 class Batch(Generic[T]):
-    """Samples, and `state`: where the epoch stands after them, for `ShardSource.load_state_dict`."""
+    """Samples, and `state`: where the epoch stands after them, as plain data, for `ShardSource.load_state_dict`."""
 
     samples: list[T]
     state: dict[str, Any]
@@ -318,8 +319,8 @@ class Batch(Generic[T]):
 class Batches(Aggregator, Generic[T]):
     """Puts read parts together to batches of the source's `batch_size`; an epoch's last one may be smaller.
 
-    `aggregate(Batches(), drop_last=True)` leaves that out. Parts must come in order: another one ends the pipeline with
-    a ValueError.
+    `aggregate(Batches(), drop_last=True)` leaves that out. Parts must come in order: another one ends the pipeline,
+    with what went wrong before, or with a ValueError.
     """
 
     def __init__(self) -> None:
@@ -338,14 +339,10 @@ class Batches(Aggregator, Generic[T]):
             self._samples, self._last = [], None
         expected = 0 if self._last is None else self._last.number + 1
         if part.number != expected:
-            cause = ValueError(
-                f"part {part.number} of the epoch came instead of part {expected}: "
-                f'the stage that reads needs output_order="input"'
-            )
-            part.fail(cause)
-            raise cause
+            cause = f'part {part.number} of the epoch came instead of {expected}: `read` needs output_order="input"'
+            raise part.fail(ValueError(cause))
 
     def flush(self) -> Batch[T] | None:
         """The batch so far, at the end of an epoch; None when there is nothing in it."""
         samples, self._samples = self._samples, []
-        return Batch(samples, self._last.state) if samples and self._last is not None else None
+        return Batch(samples, joined([self._last.state])) if samples and self._last is not None else None

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable, Iterator
 from multiprocessing.sharedctypes import RawValue
@@ -21,9 +20,7 @@ from multiprocessing.sharedctypes import RawValue
 from webdataset.utils import pytorch_worker_info
 
 from cachedaemon_client.cache import ShardCache
-from cachedaemon_client.errors import DaemonUnavailable
-from cachedaemon_client.plan import Plan
-from cachedaemon_client.reading import PATIENCE
+from cachedaemon_client.reading import announced
 from cachedaemon_client.sampler import ShardSampler, worker_slice
 
 __all__ = ["LocalShards"]
@@ -55,7 +52,7 @@ class LocalShards:
         self.sampler.set_epoch(self._told.value)
         keys = self._mine(self.sampler)
         if keys:
-            with self._announced(keys + self._later()):
+            with announced(self.cache, keys + self._later(), 1):
                 for key in keys:
                     with self.cache.open(key) as shard:
                         yield {"url": str(shard.path)}
@@ -73,11 +70,3 @@ class LocalShards:
         later = copy.copy(self.sampler)
         later.set_epoch(epoch)
         return self._mine(later)
-
-    def _announced(self, keys: list[str]) -> Plan:
-        """The plan in force; or to be, when a daemon is there again: what is local is read without one."""
-        plan = Plan(self.cache, keys, 1)
-        with contextlib.suppress(DaemonUnavailable):
-            plan.renew(min(self.cache.wait, PATIENCE))
-        self.cache.start(plan)
-        return plan
