@@ -8,6 +8,7 @@ within about one shard, since that is what all four can do.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -123,25 +124,37 @@ def _mosaicml_streaming(task: Task, _: int) -> Epochs:
 
 def _litdata(task: Task, _: int) -> Epochs:
     """Its object store's client refuses a server without TLS, and has no option for it."""
-    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata import StreamingDataLoader
     from litdata.streaming import downloader
 
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
-    samples = StreamingDataset(
-        task.bucket,
-        cache_dir=task.local,
-        max_cache_size=task.cap,
-        shuffle=True,
-        seed=task.seed,
-        drop_last=False,
-        item_shuffle_window="full",
-        storage_options={"endpoint_url": task.endpoint},
-    )
     collate = partial(_records, task.data)
     loader = StreamingDataLoader(
-        samples, batch_size=BATCH, num_workers=task.workers, collate_fn=collate, persistent_workers=True
+        _chunks(task), batch_size=BATCH, num_workers=task.workers, collate_fn=collate, persistent_workers=True
     )
     return lambda _: iter(loader)
+
+
+def _chunks(task: Task, attempts: int = 30) -> Any:
+    """Ranks that start together wait 1 s for the one that gets the index, then fail: here they try again."""
+    from litdata import StreamingDataset
+
+    try:
+        return StreamingDataset(
+            task.bucket,
+            cache_dir=task.local,
+            max_cache_size=task.cap,
+            shuffle=True,
+            seed=task.seed,
+            drop_last=False,
+            item_shuffle_window="full",
+            storage_options={"endpoint_url": task.endpoint},
+        )
+    except ValueError:
+        if not attempts:
+            raise
+        time.sleep(1)
+        return _chunks(task, attempts - 1)
 
 
 def _webdataset(task: Task, _: int) -> Epochs:
