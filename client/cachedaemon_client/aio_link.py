@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 
+from cachedaemon_client import trust
 from cachedaemon_client.connection import silent
 from cachedaemon_client.wire import Answer
 
@@ -22,6 +23,7 @@ class Link:
         self._coming: asyncio.Future[Answer] | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
+            trust.check(path)
             self._socket.connect(path)  # at once, or EAGAIN: a Unix socket's connect never goes on in the background
         except BaseException:
             self._socket.close()

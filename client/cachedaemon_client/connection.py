@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from cachedaemon_client import process
+from cachedaemon_client import process, trust
 from cachedaemon_client.errors import CacheError, DaemonUnavailable, Refused, from_answer
 from cachedaemon_client.wire import GENERATION, Answer, request
 
@@ -106,6 +106,7 @@ class Connection:
     def _open(self) -> socket.socket:
         link = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         link.settimeout(self._left())
+        trust.check(self.path)
         link.connect(self.path)
         return link
 

@@ -7,6 +7,7 @@ import socket
 import time
 from typing import Any
 
+from cachedaemon_client import trust
 from cachedaemon_client.connection import silent
 from cachedaemon_client.errors import from_answer
 from cachedaemon_client.wire import HEAD_LIMIT
@@ -27,6 +28,7 @@ class Feed:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._socket.settimeout(SILENCE)
+            trust.check(path)
             self._socket.connect(path)
             self._socket.sendall(f"GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
             self._begin(source)
