@@ -88,7 +88,7 @@ class TooLarge(CacheDaemonError):
 
 
 class TooMany(CacheDaemonError):
-    """The peer's user has as much under way as one user may have; see the settings `server.user_...`."""
+    """The peer's user has as much under way as one user may have (settings `server.user_...`), or too many look at the page."""
 
     code, status, retryable = "too_many", 429, True
 

@@ -134,8 +134,9 @@ def _signs(said: Said) -> str:
     if cells["each"] > 1:
         return "".join(map(_sign_of, cells["groups"]))
     here: list[str] = [row[2] for row in cells["shards"]]
-    states = "".join(here) + "f" * sum(one["room"] for one in said["transfers"])
-    return states + "e" * max(0, min(said["cache"]["max_shards"], MOST) - len(states))
+    coming = sum(bool(one["room"]) for one in said["transfers"])
+    free = min(int(said["cache"]["max_shards"]), MOST) - len(here) - coming
+    return "".join(here) + "f" * coming + "e" * max(0, free)
 
 
 def _sign_of(group: Sequence[int]) -> str:

@@ -20,6 +20,7 @@ from aiohttp import web
 from cachedaemon.errors import Forbidden, TooMany
 from cachedaemon.server.live import APART, Live
 
+HTML = resources.files("cachedaemon.server").joinpath("page.html").read_text("utf-8")
 VIEWERS = 16
 """Browsers that look at once."""
 UNREAD = 30.0
@@ -32,9 +33,8 @@ class Page:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._viewers = 0
-        self._html = resources.files("cachedaemon.server").joinpath("page.html").read_text("utf-8")
         self._headers = {
-            "Content-Security-Policy": _policy(self._html),
+            "Content-Security-Policy": _policy(HTML),
             "Cache-Control": "no-store",
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cross-Origin-Resource-Policy": "same-origin",
@@ -44,7 +44,7 @@ class Page:
 
     async def page(self, _: web.Request) -> web.StreamResponse:
         """The page."""
-        return web.Response(text=self._html, content_type="text/html", charset="utf-8", headers=self._headers)
+        return web.Response(text=HTML, content_type="text/html", charset="utf-8", headers=self._headers)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events (HTML Living Standard, 9.2): `points` and `map` when they are new, then `now`, each second."""
@@ -58,6 +58,7 @@ class Page:
             self._viewers -= 1
 
     async def _feed(self, request: web.Request) -> web.StreamResponse:
+        """Until the viewer leaves, or the daemon stops."""
         response = web.StreamResponse(headers=self._headers | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
         since, cells = 0.0, ""
@@ -71,11 +72,23 @@ class Page:
                 cells = snapshot.map_text
                 told.append(_event("map", cells))
             told.append(_event("now", snapshot.text))
-            async with asyncio.timeout(UNREAD):
-                await response.write("".join(told).encode())
+            if not await _is_read(request, response, "".join(told)):
+                break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._live.ended.wait(), APART)
         return response
+
+
+async def _is_read(request: web.Request, response: web.StreamResponse, text: str) -> bool:
+    """Send it; one who does not read keeps no place that others could have."""
+    try:
+        async with asyncio.timeout(UNREAD):
+            await response.write(text.encode())
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        return False
+    return True
 
 
 def _event(name: str, data: str) -> str:
