@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PROJECT
 from tests.fakes import content, disk, packing, readers
 from tests.fakes.daemon import Daemon
 from tests.fakes.origin import Object, Origin
@@ -281,6 +283,57 @@ with cache.open("b.bin") as shard:
         daemon.start()
         reader.tell()
         assert reader.rest() == [True]
+
+
+READING = """
+import random, select
+chance, count = random.Random(ARG), 0
+with ShardCache("s", wait=60) as cache:
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        key = f"{chance.randrange(24)}.bin"
+        with cache.open(key) as shard:
+            assert content.matches(shard.path, key, 10000), key
+        count += 1
+        if count % 25 == 0:
+            say(time.monotonic())
+say("end")
+"""
+
+
+def _release(folder: Path) -> str:
+    """This version in another place, under another number: what an upgrade leads to; for PYTHONPATH."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT / "cachedaemon", folder / "new/cachedaemon", ignore=ignored)
+    shutil.copytree(PROJECT / "client/cachedaemon_client", folder / "new/cachedaemon_client", ignore=ignored)
+    version = folder / "new/cachedaemon/__init__.py"
+    version.write_text(re.sub("(?m)^__version__ = .*", '__version__ = "9.9"', version.read_text()))
+    return str(folder / "new")
+
+
+@SLOW
+def test_restart_upgrade_and_crash_under_eight_readers(origin: Origin, folder: Path) -> None:
+    """Hits and misses go on; no reader sees an error, and none reads wrong bytes."""
+    with Daemon({"s": origin.url}, max_shards=16) as daemon, contextlib.ExitStack() as stack:
+        reading = [stack.enter_context(readers.Reader(daemon, READING, seed)) for seed in range(8)]
+
+        def go_on() -> None:
+            now = time.monotonic()
+            for one in reading:
+                until(lambda one=one: one.line() > now, 60)
+
+        go_on()
+        daemon.restart()
+        go_on()
+        daemon.kill9()
+        daemon.start()
+        go_on()
+        daemon.env["PYTHONPATH"] = _release(folder)
+        daemon.restart()
+        go_on()
+        assert daemon.status()["version"] == "9.9"
+        for one in reading:
+            one.tell()
+            assert one.rest()[-1] == "end", one.errors
 
 
 # --- the cache directory is removed ----------------------------------------------------------------------------------
