@@ -12,12 +12,12 @@ from cachedaemon import locks
 
 
 def name_holders(rows: list[dict[str, Any]], path: str) -> None:
-    """Add `holders` to each row: pid and command of its readers, without the daemon at the socket `path`."""
+    """Add `holders` to each row: pid, user id and command of its readers, without the daemon at the socket `path`."""
     shared = locks.shared()
     own = _listener(path)
     for row in rows:
         pids = sorted(set(shared.get(_inode(row["path"]), [])) - {own})
-        row["holders"] = [{"pid": pid, "command": _command(pid)} for pid in pids]
+        row["holders"] = [{"pid": pid, "user": _user(pid), "command": _command(pid)} for pid in pids]
 
 
 def _inode(path: str) -> int:
@@ -33,6 +33,13 @@ def _listener(path: str) -> int:
         link.connect(path)
         pid: int = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         return pid
+
+
+def _user(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
 
 
 def _command(pid: int) -> str:

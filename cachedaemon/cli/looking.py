@@ -100,7 +100,9 @@ def _row(row: dict[str, Any], now: float) -> list[str]:
     held = "leased" if row["leased"] else "-" if row["state"] == "ready" else row["state"]
     cells = [held, size(row["size"]), f"{span(now - row['last_used'])} ago", plain(f"{row['source']}/{row['key']}")]
     if "holders" in row:
-        cells.append(", ".join(f"{one['command']} ({one['pid']})" for one in row["holders"]))
+        cells.append(
+            ", ".join(f"{plain(one['command'])} ({one['pid']}) of uid {one['user']}" for one in row["holders"])
+        )
     return cells
 
 

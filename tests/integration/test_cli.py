@@ -346,7 +346,7 @@ def test_ls_names_who_holds_a_shard(daemon: Daemon) -> None:
     with readers.Reader(daemon, holding) as reader:
         pid = reader.line()
         rows = json.loads(daemon.cli("ls", "s", "--prefix", "img-3", "--holders", "--json").out)
-        assert [one["pid"] for one in rows[0]["holders"]] == [pid]
+        assert [(one["pid"], one["user"]) for one in rows[0]["holders"]] == [(pid, os.geteuid())]
         assert rows[0]["leased"] is True
         assert f"({pid})" in daemon.cli("ls", "--holders").out
     rows = json.loads(daemon.cli("ls", "s", "--prefix", "img-3", "--holders", "--json").out)
