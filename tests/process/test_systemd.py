@@ -190,8 +190,6 @@ def test_a_booted_machine(folder: Path) -> None:
     ran = _run(*command, folder, PROJECT, sysconfig.get_path("purelib"))
     told = [json.loads(line) for line in ran.stdout.splitlines()]
     assert told, ran.stderr[-3000:]
-    failed = [one for one in told if one.get("failed")]
-    assert not failed, "\n\n".join(
-        [*(f"{one['check']}: {one['failed']}" for one in failed), told[-1].get("journal", "")]
-    )
-    assert [one["check"] for one in told][-1] == "a_stop_of_the_socket_ends_both"
+    failed = [f"{one['check']}: {one['failed']}" for one in told if "failed" in one]
+    assert not failed, "\n\n".join(failed)
+    assert told[-1]["check"] == "a_stop_of_the_socket_ends_both"
