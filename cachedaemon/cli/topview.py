@@ -22,6 +22,10 @@ _STATES = {
 _BARS = " ▁▂▃▄▅▆▇█"
 MOST = 600
 """Places of a cache that are drawn one by one."""
+LOW = 30
+"""Lines of a terminal up to which none is left empty."""
+LEAST = 4
+"""Lines of a list that are worth showing: its name, two rows, and how many more there are."""
 FEW = 10
 """Points over which the ratio of hits is taken."""
 
@@ -33,14 +37,26 @@ def draw(said: Said, room: tuple[int, int], *, lost: str | None) -> list[Text]:
     width, height = room
     lines = [*_heading(said, lost), *_figures(said, width), Text()]
     lines += _map(said, width, max(2, (height - len(lines)) // 5))
-    left = height - len(lines)
-    parts = [part for part in (_transfers(said), _plans(said), _sources(said), _to_come(said)) if len(part) > 1]
-    for part, given in zip(parts, _shares([len(part) + 1 for part in parts], left), strict=True):
-        lines += [Text(), *_cut(part, given - 1)] if given > 2 else []
+    parts = [part for part in (_transfers(said), _sources(said), _plans(said), _to_come(said)) if len(part) > 1]
+    lines += _fitted(parts, height - len(lines), gap=int(height > LOW))
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.no_wrap = True
     return lines[:height]
+
+
+def _fitted(parts: list[list[Text]], room: int, gap: int) -> list[Text]:
+    """As many of these as have room for a few rows each, the first ones first; `gap`: empty lines before each."""
+    while parts:
+        shares = _shares([gap + len(part) for part in parts], room)
+        if all(share >= min(gap + len(part), gap + LEAST) for share, part in zip(shares, parts, strict=True)):
+            return [
+                line
+                for part, share in zip(parts, shares, strict=True)
+                for line in [*[Text()] * gap, *_cut(part, share - gap)]
+            ]
+        parts = parts[:-1]
+    return []
 
 
 def _shares(wanted: Sequence[int], room: int) -> list[int]:
@@ -156,8 +172,9 @@ def _transfers(said: Said) -> list[Text]:
         state = f"{part:4.0%}" if one["state"] == "coming" and one["size"] else one["state"]
         waits = f", {one['waiters']} waiting" if one["waiters"] else ""
         of = f" of {size(one['size'])}" if one["size"] else ""
+        much = f"{size(one['bytes'])}{of}"
         row = Text("  ").append("█" * round(part * 10), "yellow").append("░" * (10 - round(part * 10)), "bright_black")
-        rows.append(row.append(f" {state:<8} {size(one['bytes'])}{of}, for a {one['for']}{waits}  {_name(one)}"))
+        rows.append(row.append(f" {state:<8} {much:<19}  {_name(one)}  (a {one['for']}{waits})"))
     return [_title(f"on their way ({said['transfers_in_all']})"), *rows]
 
 
