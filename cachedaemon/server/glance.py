@@ -70,16 +70,17 @@ class Survey:
 
     def take(self, start: int, stop: int, since: float, held: Collection[Ref]) -> None:
         """Look at a part. `since`: uses after that are recent; `held`: what was leased when it was last looked at."""
-        for place in range(start, min(stop, len(self.entries))):
-            entry = self.entries[place]
+        wanted, ahead, states, alone = self._wanted, self._ahead, self._states, self.each == 1
+        for place, entry in enumerate(self.entries[start:stop], start):
             if entry.suspect:
-                self._states[place] = SUSPECT
+                states[place] = SUSPECT
                 continue
-            if entry.unread_of is not None and entry.unread_of in self._ahead:
-                self._states[place] = UNREAD
-            elif entry.ref in self._wanted:
-                self._states[place] = WANTED
-            if self.each == 1 or entry.used >= since or entry.ref in held:
+            ref = entry.ref
+            if entry.unread_of is not None and entry.unread_of in ahead:
+                states[place] = UNREAD
+            elif ref in wanted:
+                states[place] = WANTED
+            if alone or entry.used >= since or ref in held:
                 self._lately.append((entry.used, place))
 
     def to_look_at(self) -> list[Entry]:
