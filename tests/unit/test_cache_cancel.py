@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cachedaemon.cache import Answer, Cache
-from cachedaemon.config import load
+from cachedaemon.config import Handed, load
 from cachedaemon.daemon import Daemon
 from cachedaemon.errors import CacheFull, Leased, NotFound, Stopping, WaitExpired
 from cachedaemon.model import Ref
@@ -48,7 +48,7 @@ async def running(folder: Path, archives: str, shards: int = 3) -> AsyncIterator
         "sources.s.archives": archives,
     }
     settings = await asyncio.to_thread(load, None, {"HOME": str(folder)}, flags, standard=folder / "none")
-    daemon = Daemon(settings, lambda: settings)
+    daemon = Daemon(settings, lambda: settings, Handed())
     await daemon._open_cache()
     background = asyncio.create_task(daemon.upkeep.run(ahead=daemon.ahead.run))
     try:
