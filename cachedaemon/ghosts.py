@@ -10,16 +10,16 @@ from cachedaemon.model import Ref
 
 
 class Ghosts:
-    """Names only, in the order of going, and no more of them than there are shards."""
+    """Names only, in the order of going, and no more of them than there were shards."""
 
     def __init__(self) -> None:
         self._gone: dict[Ref, None] = {}
 
     def went(self, ref: Ref, here: int) -> None:
-        """A shard went to make room, and `here` shards are left."""
+        """A shard went to make room, and `here` shards are left: without it."""
         self._gone.pop(ref, None)
         self._gone[ref] = None
-        while len(self._gone) > max(1, here):
+        while len(self._gone) > here + 1:
             del self._gone[next(iter(self._gone))]
 
     def came(self, ref: Ref) -> bool:
