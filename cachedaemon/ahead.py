@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
 
 from cachedaemon.cache import Cache
@@ -16,6 +16,7 @@ from cachedaemon.foresight import Scene, Wanted, choose
 from cachedaemon.model import Ref
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans
+from cachedaemon.shares import beyond
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ OFTEN = 0.5
 """Seconds between two looks at the most, while plans run: shards come and go for others' sake too."""
 OF_THE_LOOP = 10
 """A look that takes long comes so many times more seldom."""
+SPARE = 2
+"""Transfers that a look chooses, for each that may be under way: when one ends, the next begins without another look."""
 SMALL = 2000
 """Plans times shards from which on the choice is made in a thread: it reads the plans, which may move meanwhile."""
 REMEMBERED = 0.2
@@ -43,6 +46,8 @@ class Ahead:
         self._width = width
         self._tasks: dict[Ref, asyncio.Task[None]] = {}
         self._for: dict[Ref, Plan] = {}
+        self._chosen: deque[Wanted] = deque()
+        """What the last look chose and has not begun yet, the soonest needed first."""
         self._not_before: dict[Ref, float] = {}
         self.fetch = 1.0
         """Seconds that a transfer takes, measured."""
@@ -57,6 +62,7 @@ class Ahead:
                 await self._look()
                 await asyncio.sleep(max(LOOK, OF_THE_LOOP * (time.monotonic() - began)))
         finally:
+            self._chosen.clear()
             for task in self._tasks.values():
                 task.cancel()
             if self._tasks:
@@ -73,38 +79,40 @@ class Ahead:
         for ref, task in self._tasks.items():
             if self._plans.next_use(ref) == math.inf:
                 task.cancel()
+        self._chosen.clear()
         known = {source.name for source in self._cache.sources.all()}
         running = [plan for plan in self._plans.running() if plan.position < plan.keys and plan.source in known]
         if not running:
             return
-        scene = self._scene()
+        for entry in beyond(running, self._cache.ledger.entries(), self._cache.ledger.fits(), self._plans.next_use):
+            self._cache.ledger.expose(entry)
+        scene, most = self._scene(), SPARE * self._width() + len(self._not_before)
         if len(running) * len(scene.here) > SMALL:
-            wanted = await asyncio.to_thread(choose, running, scene, self._width(), self._plans.wanting)
+            wanted = await asyncio.to_thread(choose, running, scene, most, self._plans.wanting)
         else:
-            wanted = choose(running, scene, self._width(), self._plans.wanting)
-        for one in wanted:
-            if len(self._tasks) >= self._width():
-                return
-            if one.ref not in self._tasks and self._may(one, scene):
+            wanted = choose(running, scene, most, self._plans.wanting)
+        now = time.monotonic()
+        self._chosen.extend(one for one in wanted if self._not_before.get(one.ref, 0.0) <= now)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Begin what was chosen, as far as transfers may be under way."""
+        while self._chosen and self._transfers() < self._width():
+            one = self._chosen.popleft()
+            if one.ref not in self._tasks and self._plans.next_use(one.ref) < math.inf:
                 self._begin(one)
-                scene.unread[one.plan.tag] = scene.unread.get(one.plan.tag, 0) + 1
+
+    def _transfers(self) -> int:
+        """How many of its shards have not come whole; those that have are being checked, and wait for no origin."""
+        flights = self._cache.ledger.flights
+        return sum((flight := flights.get(ref)) is None or flight.arrived != flight.size for ref in self._tasks)
 
     def _scene(self) -> Scene:
         ledger = self._cache.ledger
         here = {entry.ref for entry in ledger.entries()} | ledger.flights.keys()
-        unread = Counter(entry.unread_of for entry in ledger.entries() if entry.unread_of in ledger.protected)
-        unread.update(plan.tag for plan in self._for.values())
-        return Scene(here, self._cache.ledger.fits(), self.fetch, {str(tag): count for tag, count in unread.items()})
-
-    def _may(self, one: Wanted, scene: Scene) -> bool:
-        """Whether it is not one that failed just now, and its user has not more unread shards than a fair part."""
-        if self._not_before.get(one.ref, 0.0) > time.monotonic():
-            return False
-        users = {plan.user for plan in self._plans.running()}
-        if len(users) < 2:
-            return True
-        unread = sum(scene.unread.get(plan.tag, 0) for plan in self._plans if plan.user == one.plan.user)
-        return unread < scene.cap // len(users)
+        unread = {entry.ref: str(entry.unread_of) for entry in ledger.entries() if entry.unread_of in ledger.protected}
+        unread |= {ref: plan.tag for ref, plan in self._for.items()}
+        return Scene(here, self._cache.ledger.fits(), self.fetch, unread)
 
     def _begin(self, one: Wanted) -> None:
         task = self._tasks[one.ref] = asyncio.create_task(self._bring(one), name=f"ahead {one.ref}")
@@ -113,6 +121,7 @@ class Ahead:
 
     def _ended(self, ref: Ref) -> None:
         del self._tasks[ref], self._for[ref]
+        self._fill()
         self._files.stirred.set()
 
     async def _bring(self, one: Wanted) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from cachedaemon.model import Ref
 from cachedaemon.plans import Plan
+from cachedaemon.shares import Shares
 
 STEPS = 20_000
 """Uses that are looked ahead at the most."""
@@ -33,6 +35,10 @@ class Wanted:
     """When it is used next."""
     plan: Plan
 
+    def is_urgent(self, scene: Scene) -> bool:
+        """Whether its consumer would stand still if its transfer did not begin about now."""
+        return self.due - self.plan.when(self.plan.position) < AHEAD * scene.fetch
+
 
 @dataclass(slots=True)
 class Scene:
@@ -43,8 +49,8 @@ class Scene:
     """Shards that there is room for."""
     fetch: float
     """Seconds that a transfer takes."""
-    unread: dict[str, int] = field(default_factory=dict)
-    """By tag of the plan: shards that it had fetched, or has under way, and has not used yet."""
+    unread: Mapping[Ref, str] = field(default_factory=dict)
+    """Of those: what was fetched ahead, or is on its way, and was not used yet; with the tag of the plan that it came for."""
     _keys: dict[str, set[str]] = field(default_factory=dict)
 
     def keys(self, source: str) -> set[str]:
@@ -69,21 +75,27 @@ class _Group:
         first = max(self.plans, key=lambda plan: plan.position)
         misses = first.course.wanted - first.course.among(scene.keys(first.source))
         most = min(int(OF_CAP * scene.cap), max(1, int(OF_MISSES * misses)))
-        gaps = [plan.gap for plan in self.plans if plan.gap]
-        return max(1, min(most, math.ceil(AHEAD * scene.fetch / (min(gaps) if gaps else 1.0))))
+        gap = min(plan.clock[2] for plan in self.plans)
+        return max(1, min(most, math.ceil(AHEAD * scene.fetch / gap)))
 
-    def unread(self, scene: Scene) -> int:
-        """Shards that are under way for it or wait for their use."""
-        return sum(scene.unread.get(plan.tag, 0) for plan in self.plans)
+    def next_missing(self, scene: Scene, window: int) -> list[Wanted]:
+        """The next uses that would have to wait: as far as the window reaches, or as places are free: those cost nothing.
 
-    def next_missing(self, scene: Scene, most: int) -> list[Wanted]:
-        """The next uses that would have to wait."""
+        What is unread stands in the window until it is used; what was fetched long before its use, behind it. The window
+        reaches at least as far as a transfer takes, and half as far again.
+        """
+        free = max(0, scene.cap - len(scene.here))
+        most = max(window, free + len(scene.unread))
         found: dict[Ref, Wanted] = {}
         for plan in self.plans:
-            for one in _next_missing(plan, scene, most):
+            for one in _not_read(plan, scene, most):
                 if one.ref not in found or one.due < found[one.ref].due:
                     found[one.ref] = one
-        return heapq.nsmallest(most, found.values(), key=lambda one: one.due)
+        coming = heapq.nsmallest(most, found.values(), key=lambda one: one.due)
+        missing = [one for one in coming if one.ref not in scene.here]
+        window = max(window, min(int(OF_CAP * scene.cap), sum(one.is_urgent(scene) for one in coming)))
+        within = sum(one.ref not in scene.here for one in coming[:window])
+        return missing[: max(free, within)]
 
 
 def _grouped(plans: Sequence[Plan]) -> list[_Group]:
@@ -94,7 +106,7 @@ def _grouped(plans: Sequence[Plan]) -> list[_Group]:
 
 
 def choose(plans: Sequence[Plan], scene: Scene, limit: int, wanting: Wanting | None = None) -> list[Wanted]:
-    """What to fetch now, the soonest needed first, `limit` and the window at the most.
+    """What to fetch now, the soonest needed first, `limit`, the window and each user's share at the most.
 
     `wanting` names the plans that may want a shard; without it all are looked through.
     """
@@ -102,20 +114,22 @@ def choose(plans: Sequence[Plan], scene: Scene, limit: int, wanting: Wanting | N
     windows = [(group, group.window(scene)) for group in _grouped(plans)]
     transit = min(max(1, int(OF_CAP * scene.cap)), sum(size for _, size in windows))
     chosen = {one.ref: one for one in _allowed(plans, scene, scene.cap - transit, limit + transit, wanting)}
-    free = scene.cap - len(scene.here)  # what displaces nothing costs nothing
     for group, size in windows:
-        for one in group.next_missing(scene, max(0, free, size - group.unread(scene))):
+        for one in group.next_missing(scene, size):
             chosen.setdefault(one.ref, one)
-    return sorted(chosen.values(), key=lambda one: one.due)[:limit]
+    shares = Shares(plans, scene.cap, scene.unread.values())
+    by_due = sorted(chosen.values(), key=lambda one: one.due)
+    return list(islice((one for one in by_due if shares.take(one.plan.user)), limit))
 
 
-def _next_missing(plan: Plan, scene: Scene, most: int) -> Iterator[Wanted]:
+def _not_read(plan: Plan, scene: Scene, most: int) -> Iterator[Wanted]:
+    """The next uses of what is missing, or was fetched ahead and not used yet."""
     seen: set[Ref] = set()
     for index, key in plan.course.ahead():
         if len(seen) >= most or index - plan.position >= STEPS:
             return
         ref = Ref(plan.source, key)
-        if ref not in scene.here and ref not in seen:
+        if ref not in seen and (ref in scene.unread or ref not in scene.here):
             seen.add(ref)
             yield Wanted(ref, plan.when(index), plan)
 
@@ -151,13 +165,15 @@ class _Game:
         for number, plan in enumerate(plans):
             self._push(number, plan.position)
         self._content: dict[Ref, float] = {}
-        self._heap: list[tuple[float, Ref]] = []
+        self._heap: list[tuple[float, bool, Ref]] = []
+        """What goes first. Of those that nobody uses again, the ones that are free now: then the next misses may begin now."""
         self._untouched = set(here)
         """Residents of now which were not used in the game."""
         for ref in here:
             due = self._content[ref] = self._next_use(ref)
-            self._heap.append((-due, ref))
+            self._heap.append((-due, False, ref))
         heapq.heapify(self._heap)
+        self._drop(cap)  # what lies in the window goes beside the game: its going is no room for a miss
 
     def _push(self, number: int, index: int) -> None:
         plan = self._plans[number]
@@ -177,7 +193,7 @@ class _Game:
 
     def _keep(self, ref: Ref) -> None:
         due = self._content[ref] = self._next_use(ref)
-        heapq.heappush(self._heap, (-due, ref))
+        heapq.heappush(self._heap, (-due, True, ref))
 
     def step(self) -> tuple[Wanted, bool, bool] | None:
         """The next use; whether it is a miss, and if so whether its fetch may begin now. None: that was all."""
@@ -196,11 +212,16 @@ class _Game:
 
     def _make_room(self) -> bool:
         """Whether there is room for a miss now: free, or of a victim that nobody uses before it."""
-        is_now = len(self._content) < self._cap
-        while len(self._content) >= self._cap and self._heap:
-            due, ref = heapq.heappop(self._heap)
+        if len(self._content) < self._cap:
+            return True
+        return any(ref in self._untouched for ref in self._drop(self._cap - 1))
+
+    def _drop(self, most: int) -> list[Ref]:
+        """Drop what is used last until so many shards are left at the most."""
+        dropped = []
+        while len(self._content) > most and self._heap:
+            due, _, ref = heapq.heappop(self._heap)
             if self._content.get(ref) == -due:
                 del self._content[ref]
-                is_now |= ref in self._untouched
-                self._untouched.discard(ref)
-        return is_now
+                dropped.append(ref)
+        return dropped

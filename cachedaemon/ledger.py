@@ -17,6 +17,9 @@ from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Grant
 from cachedaemon.model import Caps, Disk, Need, Ref
 from cachedaemon.policy import Order
 
+EXPOSED = "nobody's"
+"""What marks unread shards that are no plan's and no job's any more."""
+
 
 @dataclass(slots=True)
 class _Short:
@@ -199,6 +202,10 @@ class Ledger:
         """Somebody will want a shard soon: it counts as just used and unread, as if the job had brought it now."""
         entry.used = max(entry.used, at)
         entry.unread_of = job
+
+    def expose(self, entry: Entry) -> None:
+        """An unread shard is one like others from now on: its user has more of them than its share."""
+        entry.unread_of = EXPOSED
 
     # ---- flights
 

@@ -81,7 +81,9 @@ class PlanFiles:
             self._regrets.use(moved)
         self._ledger.replanned(moved)
         if reckoned != self._plans.reckoned and len(self._plans) > 1:
-            self._no_more(plan)
+            self._no_more(min(self._plans.team(plan), key=lambda one: one.position))
+        if plan.idle and moved:
+            self.note_idle()
         self.stirred.set()
         return True
 

@@ -52,6 +52,8 @@ class Plan:
     What is not measured yet goes by one use a second.
     """
     measured: bool = False
+    begun: bool = False
+    """Whether it has moved at all."""
 
     def __post_init__(self) -> None:
         """It begins where it is."""
@@ -87,10 +89,11 @@ class Plan:
         """Its consumer has moved; the keys whose next use is another one now."""
         before = self.position
         moved = self.course.move(position)
-        if self.position < before:
-            self.steps.clear()
         if moved:
+            if self.position < before or self.idle or not self.begun:
+                self.steps.clear()  # time before the first use, or of a pause, is no gap between two uses
             self.steps.append((now, self.position))
+            self.begun = True
         return moved
 
     @property
@@ -101,14 +104,12 @@ class Plan:
     def drifts(self) -> bool:
         """Whether uses come so much earlier or later than reckoned that they are to be reckoned anew."""
         gap = self.gap
-        if gap is None:
-            return False
         late = abs(self.when(self.position) - self.steps[-1][0])
-        return not self.measured or late > DRIFT * max(gap, self.clock[2])
+        return (gap is not None and not self.measured) or late > DRIFT * max(gap or 0.0, self.clock[2])
 
-    def reckon(self) -> None:
-        """Reckon all later uses from now on, at the rate that was measured."""
-        self.clock, self.measured = (*self.steps[-1], self.gap or 1.0), True
+    def reckon(self, gap: float | None) -> None:
+        """Reckon all later uses from its last step on, at this rate; None: at the one before."""
+        self.clock, self.measured = (*self.steps[-1], gap or self.clock[2]), self.measured or gap is not None
 
 
 class Plans:
@@ -131,6 +132,7 @@ class Plans:
         self._all[plan.id] = plan
         of = self._of.setdefault(plan.source, [])
         of.append(plan)
+        plan.clock = (plan.heard, plan.position, self.team(plan)[0].clock[2])
         if plan.source in self._indexed:
             self._index([plan])
         elif len(of) > FEW:
@@ -159,6 +161,14 @@ class Plans:
         """All plans that want a shard, and perhaps others: who has many of them looks at few."""
         return self._by_key.get(ref, ()) if ref.source in self._indexed else self._of.get(ref.source, ())
 
+    def team(self, plan: Plan) -> list[Plan]:
+        """It, and all others that follow the same order: workers of a rank, or ranks in step.
+
+        They go at one rate. Each by its own, of the few uses that it made lately, what one that ran on a little wants far
+        ahead would come before what another wants next.
+        """
+        return [one for one in self._of[plan.source] if one.course.order == plan.course.order]
+
     def get(self, name: str) -> Plan | None:
         """A plan that runs."""
         return self._all.get(name)
@@ -179,9 +189,14 @@ class Plans:
             return []
         moved = plan.advance(position, now)
         if plan.drifts():
-            plan.reckon()
-            self.reckoned += 1
+            self._reckon(self.team(plan))
         return [Ref(plan.source, key) for key in moved]
+
+    def _reckon(self, team: Sequence[Plan]) -> None:
+        gaps = [plan.gap for plan in team if plan.gap is not None]
+        for plan in team:
+            plan.reckon(sum(gaps) / len(gaps) if gaps else None)
+        self.reckoned += 1
 
     def look(self, now: float) -> list[Plan]:
         """Plans that became idle, or are idle no more."""
