@@ -40,8 +40,9 @@ SLACK = 1 << 16
 """Bytes of each cap for what a rival counts besides shards, its index."""
 LONGEST = 400.0
 """Seconds after which a job has hung."""
-NO_SHARING = {"mosaicml-streaming"}
-"""Refuses a second job on one folder: each has one of its own, with its part of the cap."""
+NO_SHARING = {"mosaicml-streaming", "litdata"}
+"""A second job on one folder is refused by the former, and with the latter both waited until they gave up: each job has a
+folder of its own, with its part of the cap."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ PATIENCE = 300.0
 
 def read(task: Task, rank: int, gate: Barrier, step: Barrier, out: Path) -> None:
     """One rank's epochs, and what became of them."""
-    os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
+    os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK", "GLOBAL_RANK")}
     seen: list[list[int]] = []
     said: dict[str, Any] = {"epochs": seen, "error": ""}
     try:
