@@ -113,11 +113,11 @@ def test_light_dark_and_still(browser: Browser, daemon: Daemon) -> None:
     with shown(browser, daemon, prefers_color_scheme="light") as tab:
         light = (tab.run(look.format("backgroundColor")), tab.run(look.format("color")))
         tab.until(CELLS.format(".r"))
-        moving = tab.run("getComputedStyle(document.querySelector('.cell')).transitionDuration")
+        moving = tab.run("getComputedStyle(document.querySelector('.cell i')).transitionDuration")
     with shown(browser, daemon, prefers_color_scheme="dark", prefers_reduced_motion="reduce") as tab:
         dark = (tab.run(look.format("backgroundColor")), tab.run(look.format("color")))
         tab.until(CELLS.format(".r"))
-        still = tab.run("getComputedStyle(document.querySelector('.cell')).transitionDuration")
+        still = tab.run("getComputedStyle(document.querySelector('.cell i')).transitionDuration")
     assert light != dark
     assert [_is_bright(colour) for colour in (*light, *dark)] == [True, False, False, True]
     assert (moving != "0s", still) == (True, "0s")
