@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -41,6 +42,7 @@ def serve(  # noqa: PLR0913 - options of the command
     ] = None,
 ) -> None:
     """Run the daemon in the foreground. Flags win over the environment, that over the file."""
+    signal.signal(signal.SIGTERM, _leave)  # until the loop has its own: for PID 1 the kernel has no default action
     from cachedaemon.config import take_handed  # noqa: PLC0415 - pydantic is heavy
 
     handed = take_handed(os.environ)
@@ -50,6 +52,10 @@ def serve(  # noqa: PLR0913 - options of the command
     from cachedaemon.daemon import run  # noqa: PLC0415 - heavy, and of no use to a wrong configuration
 
     run(settings, load, handed)
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(0)
 
 
 def _flags(sources: list[str], *values: str | None) -> dict[str, object]:

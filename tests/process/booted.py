@@ -25,7 +25,8 @@ RESULT = Path("/result.jsonl")
 SET = Path("/srv/set")
 ETC = Path("/etc/cachedaemon")
 DROPS = Path("/etc/systemd/system")
-EXAMPLES = Path("/srv/drop-ins")
+PROJECT = Path("/srv/project")
+INSTALLER = str(PROJECT / "scripts/systemd")
 SOCKET = Path("/run/cachedaemon/cachedaemon.sock")
 KEYS = [f"{n}.bin" for n in range(12)]
 TRAINER, STRANGER = 2000, 2001
@@ -201,18 +202,20 @@ def the_watchdog_ends_a_stuck_daemon() -> None:
 
 
 def an_upgrade_disturbs_no_reader() -> None:
-    """As the installer does it: another folder, the link moved, a restart; what ran keeps its files until it ends."""
+    """From a release under another name to this one, by the installer; the one before stays for going back."""
     prefix = Path("/opt/cachedaemon")
-    old = os.readlink(prefix / "current")
-    run("cp", "-a", str(prefix / old), str(prefix / "next"))
-    run("sed", "-i", f"s|{old}|next|g", str(prefix / "next/bin/cachedaemon"), str(prefix / "next/pyvenv.cfg"))
+    new = os.readlink(prefix / "current")
+    run("cp", "-a", str(prefix / new), str(prefix / "old"))
+    run("sed", "-i", f"s|{new}|old|g", str(prefix / "old/bin/cachedaemon"), str(prefix / "old/pyvenv.cfg"))
+    run("ln", "-sfn", "old", str(prefix / "current"))
+    run("systemctl", "restart", "cachedaemon.service")
+    assert b"/opt/cachedaemon/old/" in Path(f"/proc/{main_pid()}/cmdline").read_bytes()
     with readers(4) as reading:
-        run("ln", "-sfn", "next", str(prefix / "current.new"))
-        run("mv", "-T", str(prefix / "current.new"), str(prefix / "current"))
-        run("systemctl", "try-restart", "cachedaemon.service")
+        run(INSTALLER, "install")
         for one in reading:
             one.goes_on()
-    assert b"/opt/cachedaemon/next/" in Path(f"/proc/{main_pid()}/cmdline").read_bytes()
+    assert f"/opt/cachedaemon/{new}/".encode() in Path(f"/proc/{main_pid()}/cmdline").read_bytes()
+    assert os.readlink(prefix / "previous") == "old"
 
 
 def instances_do_not_touch_each_other() -> None:
@@ -269,7 +272,7 @@ def a_cache_elsewhere_needs_the_drop_in() -> None:
     assert not is_active("cachedaemon@far.service")
     folder = DROPS / "cachedaemon@far.service.d"
     folder.mkdir()
-    folder.joinpath("place.conf").write_text(EXAMPLES.joinpath("cache-place.conf").read_text())
+    folder.joinpath("place.conf").write_text(PROJECT.joinpath("systemd/drop-ins/cache-place.conf").read_text())
     run("systemctl", "daemon-reload")
     until(lambda: is_active("cachedaemon@far.service"), "the next try")
     socket_path = Path("/run/cachedaemon-far/cachedaemon.sock")
@@ -295,6 +298,22 @@ def a_stop_of_the_socket_ends_both() -> None:
     assert SOCKET.parent.is_dir()
 
 
+def nothing_runs_after_uninstalling() -> None:
+    run(INSTALLER, "uninstall")
+    assert not run(
+        "systemctl",
+        "list-units",
+        "--plain",
+        "--no-legend",
+        "--state=active",
+        "cachedaemon*.service",
+        "cachedaemon*.socket",
+    )
+    assert not Path("/opt/cachedaemon").exists()
+    assert sorted(os.listdir(ETC)) == ["cachedaemon.toml", "far.toml", "one.toml", "secrets", "two.toml"]
+    assert Path("/var/cache/cachedaemon/shards/set").is_dir()
+
+
 CHECKS = [
     the_socket_unit_makes_folder_and_socket,
     the_first_client_starts_the_daemon,
@@ -308,6 +327,7 @@ CHECKS = [
     a_cache_elsewhere_needs_the_drop_in,
     a_wrong_configuration_is_told_and_mended,
     a_stop_of_the_socket_ends_both,
+    nothing_runs_after_uninstalling,
 ]
 
 
@@ -327,8 +347,7 @@ def readers(count: int) -> Iterator[list[Reader]]:
 def prepare() -> None:
     # systemd-nspawn covers the boot's id with one of its own, which no unit with ProtectProc= sees; on a machine there is one.
     run("umount", "/proc/sys/kernel/random/boot_id")
-    run("systemd-sysusers", "/etc/sysusers.d/cachedaemon.conf")
-    run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/cachedaemon.conf")
+    run(INSTALLER, "install")
     SET.mkdir(parents=True)
     for key in KEYS:
         SET.joinpath(key).write_bytes(content(key))

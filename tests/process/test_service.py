@@ -273,6 +273,26 @@ def test_sigterm_as_pid_1_in_mid_download(origin: Origin, times: int) -> None:
         assert daemon.process.wait(15) == 0, daemon.log
 
 
+@SLOW
+@pytest.mark.root
+def test_sigterm_as_pid_1_while_modules_load(origin: Origin) -> None:
+    """The kernel would drop it, and a pod would be killed after its whole grace."""
+    wrap = ["unshare", "--pid", "--fork", "--mount-proc"]
+    with Daemon({"s": origin.url}, wrap=wrap, begin=False, check=False) as daemon:
+        daemon.write()
+        process = daemon.launch()
+        inner = until(lambda: [pid for pid in family(daemon.pid) if _is_first(pid) and _catches_sigterm(pid)], 20)
+        os.kill(inner[0], signal.SIGTERM)
+        assert process.wait(15) == 0
+        assert "ready" not in daemon.log
+
+
+def _catches_sigterm(pid: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = int(next(line for line in lines if line.startswith("SigCgt:")).split()[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 def _is_first(pid: int) -> bool:
     """Whether it is PID 1 of a namespace of its own (proc(5), NSpid)."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
