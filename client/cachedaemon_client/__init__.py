@@ -18,6 +18,7 @@ from cachedaemon_client.errors import (
     ShardMissing,
     SourceUnknown,
     TooLarge,
+    TooMany,
     WaitExpired,
 )
 from cachedaemon_client.job import Job
@@ -47,6 +48,7 @@ __all__ = [
     "ShardSampler",
     "SourceUnknown",
     "TooLarge",
+    "TooMany",
     "WaitExpired",
     "sample_order",
     "stream",

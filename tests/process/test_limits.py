@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import somebody
+from tests.conftest import OrdinaryUser
+from tests.fakes import readers, somebody
 from tests.fakes.daemon import Daemon
 from tests.fakes.origin import Gate, Origin
 from tests.fakes.waiting import until
@@ -142,6 +143,37 @@ def test_waiters_are_bounded(daemon: Daemon, origin: Origin) -> None:
         gate.open()
         assert waits.stdout.readline() == "[200, 200, 429]\n"
         waits.communicate()
+
+
+CLIENT = """
+from cachedaemon_client import TooMany
+cache = ShardCache("s", wait=30)
+plans = [cache.plan(["0.bin"]) for _ in range(2)]
+for plan in plans: plan.__enter__()
+try:
+    cache.plan(["0.bin"]).__enter__()
+except TooMany as cause:
+    say([cause.code, cause.retryable])
+for plan in plans: plan.close()
+threads = [threading.Thread(target=lambda: cache.open("late.bin").close()) for _ in range(4)]
+for thread in threads: thread.start()
+say("asked")
+for thread in threads: thread.join()
+say("had")
+"""
+
+
+def test_a_client_is_told_and_who_waits_for_a_shard_waits_for_a_place(
+    daemon: Daemon, origin: Origin, as_user: OrdinaryUser
+) -> None:
+    """A plan too many raises `TooMany`; of four threads two may wait at once, and all have the shard in the end."""
+    origin.put("late.bin", 1000, gate=(gate := Gate(0)))
+    with readers.Reader(daemon, CLIENT, wrap=as_user.command([])) as reader:
+        assert reader.line() == ["too_many", True]
+        assert reader.line() == "asked"
+        until(lambda: daemon.status()["waiters"] == 2, 20, "as many as may")
+        gate.open()
+        assert reader.line() == "had"
 
 
 def test_limits_are_taken_over_by_a_reload(daemon: Daemon) -> None:
