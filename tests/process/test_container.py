@@ -50,7 +50,7 @@ PREFETCH = """
 from cachedaemon_client import ShardCache
 
 cache = ShardCache("train")
-for keys in (["slow.bin"], [f"small-{n}.bin" for n in range(200)]):
+for keys in (["slow.bin"], [f"small-{n}.bin" for n in range(100)]):
     cache.prefetch(keys)
 print(1)
 """
@@ -205,7 +205,7 @@ def test_a_trainer_of_another_user_reads_through_its_own_mounts(pod: Pod, origin
 def test_the_end_as_pid_1_in_the_middle_of_a_transfer(pod: Pod, origin: Origin) -> None:
     """C-70: SIGTERM, and once more; probes answer under load; the status is 0 in time and nothing is left in staging."""
     origin.put("slow.bin", 20_000_000, bps=100_000)
-    for n in range(200):
+    for n in range(100):
         origin.put(f"small-{n}.bin", 2000)
     staging = pod.home / "cache/cache/staging"
     done = threading.Event()
@@ -219,7 +219,7 @@ def test_the_end_as_pid_1_in_the_middle_of_a_transfer(pod: Pod, origin: Origin) 
     looking.start()
     try:
         pod.train(PREFETCH)
-        until(lambda: len(list((pod.home / "cache/cache/shards/train").glob("small-*"))) == 200, 60, "the small ones")
+        until(lambda: len(list((pod.home / "cache/cache/shards/train").glob("small-*"))) == 100, 60, "the small ones")
         assert list(staging.iterdir()), "the slow one is under way"
     finally:
         done.set()
