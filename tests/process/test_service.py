@@ -219,7 +219,7 @@ def test_sockets_for_another_process_are_not_taken(origin: Origin, folder: Path)
 
 
 @pytest.mark.parametrize(
-    "what", ["elsewhere", "datagram", *(pytest.param(one, marks=SLOW) for one in ("file", "nothing"))]
+    "what", ["elsewhere", *(pytest.param(one, marks=SLOW) for one in ("datagram", "file", "nothing"))]
 )
 def test_what_cannot_be_served_is_a_start_error(origin: Origin, folder: Path, what: str) -> None:
     """Which descriptor, its name, and what server.socket is; nothing is made."""

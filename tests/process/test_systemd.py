@@ -121,7 +121,11 @@ def test_install_upgrade_and_uninstall(folder: Path) -> None:
     assert _installed(root) == before
     (prefix / "other").mkdir()
     version = copy / "cachedaemon/__init__.py"
-    version.write_text(version.read_text().replace("__version__ = ", "__version__ = 'x'; __version__ = "))
+    good = version.read_text()
+    version.write_text(good.replace("__version__ = ", "__version__ = 'no version'\n_ = "))
+    assert _run("make", "-s", "install-systemd", cwd=copy, env=environ).returncode != 0
+    assert _installed(root) == before
+    version.write_text(f"{good}# newer\n")
     make("install-systemd")
     assert os.readlink(prefix / "previous") == first
     assert os.readlink(prefix / "current") != first
