@@ -113,7 +113,10 @@ def choose(plans: Sequence[Plan], scene: Scene, limit: int, wanting: Wanting | N
     wanting = wanting or (lambda _: plans)
     windows = [(group, group.window(scene)) for group in _grouped(plans)]
     transit = min(max(1, int(OF_CAP * scene.cap)), sum(size for _, size in windows))
-    chosen = {one.ref: one for one in _allowed(plans, scene, scene.cap - transit, limit + transit, wanting)}
+    allowed = _allowed(plans, scene, scene.cap - transit, limit + transit, wanting)
+    chosen = {
+        one.ref: one for one in allowed if one.ref not in scene.here
+    }  # what lies in the window is no part of the game
     for group, size in windows:
         for one in group.next_missing(scene, size):
             chosen.setdefault(one.ref, one)
