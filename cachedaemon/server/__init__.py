@@ -61,7 +61,10 @@ def scraping(watch: Watch, page: Page | None = None) -> web.Application:
     app.add_routes(_watched(watch))
     if page is not None:
         app.add_routes(
-            [web.get(path, _bound(page, handler), allow_head=False, expect_handler=_expect) for _, path, handler in LOOKED_AT]
+            [
+                web.get(path, _bound(page, handler), allow_head=False, expect_handler=_expect)
+                for _, path, handler in LOOKED_AT
+            ]
         )
     return app
 
