@@ -225,6 +225,10 @@ class Daemon(Api):
             {child for pid in self._gone for child in family(pid)} - {self.process.pid if self.process else 0}
         )
 
+    def forget_the_dead(self) -> None:
+        """Look no more after helpers of predecessors that left none: after many starts their pids are somebody else's."""
+        self._gone = [pid for pid in self._gone if family(pid) or (self.alive and pid == self.pid)]
+
     def descriptors(self) -> int:
         """How many file descriptors it has open."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))

@@ -1,0 +1,376 @@
+"""Figure 11: readers, workers, the daemon and its helpers are killed in random order, and what that does to who reads on.
+
+    python bench/kills.py [--kills 10000] [--seed 1] [--seconds 0] [--audits 1000]
+
+Four readers that nobody kills compare every byte of what they read; so do those that are killed, for as long as they live.
+Of 100 kills 60 are of readers, 33 of workers or their trainers, 6 of the daemon (any moment, while it starts, fetches, unpacks
+or evicts) and 1 of a process that reads archives for it. The order follows from the seed, the moments from the machine too.
+Every so many kills all readers are stopped or gone, and leases, bytes and plans are counted. A read while the daemon
+restarts waits, and has failed when it ends in an error. Ends with 1 when something but zeros came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import fcntl
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kills_readers import PROGRAM, SOURCES, Data, is_whole
+from side_by_side import Daemon, folder, main, table, until
+
+from tests.fakes import disk
+from tests.fakes.origin import OriginProcess
+from tests.fakes.readers import Reader
+from tests.fakes.waiting import family
+
+READING = 4
+"""Readers that nobody kills."""
+CAP = 40
+"""Shards: more than all leases together, fewer than there are."""
+PATIENCE = 60.0
+"""Seconds that something may take which does take a moment, on a machine that is busy."""
+MIX = {"reader": 60, "worker": 33, "helper": 1, "any": 1, "start": 1, "fetch": 1, "unpack": 1, "evict": 1}
+"""Of 100; `start` is of a daemon that another kill has had started: one more."""
+COUNTS = ("wrong bytes", "failed reads", "stale leases", "leaked bytes", "leaked plan files", "other complaints")
+
+
+def schedule(kills: int, chance: random.Random) -> list[str]:
+    """The kinds of all kills, in random order."""
+    drawn: list[str] = []
+    while len(drawn) < kills:
+        kind = chance.choices(list(MIX), list(MIX.values()))[0]
+        drawn += ["any", "start"] if kind == "start" else [kind]
+    return drawn[:kills]
+
+
+@dataclass
+class Tally:
+    """What came out."""
+
+    kills: collections.Counter[str] = field(default_factory=collections.Counter)
+    met: collections.Counter[str] = field(default_factory=collections.Counter)
+    """What the daemon was in the middle of, as its cache directory showed afterwards."""
+    found: collections.Counter[str] = field(default_factory=collections.Counter)
+    details: list[str] = field(default_factory=list)
+    reads: int = 0
+
+    def add(self, what: str, count: int, detail: object) -> None:
+        """Something that should not be."""
+        if count:
+            self.found[what] += count
+            self.details.append(f"{what}: {detail}")
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is nothing of that."""
+        return not self.found.total()
+
+
+# --- killing the daemon
+
+
+class Deaths:
+    """Kills one daemon after the other at moments of a kind."""
+
+    def __init__(self, daemon: Daemon, data: Data, tally: Tally, chance: random.Random) -> None:
+        """The daemon runs."""
+        self.daemon, self.data, self.tally, self.chance = daemon, data, tally, chance
+        self._may_help = True
+
+    def up(self) -> None:
+        """It answers, or has been waited for."""
+        process = self.daemon.process
+        until(lambda: self.daemon.answers() or (process and process.poll() is not None), PATIENCE, "the daemon's start")
+        if not self.daemon.alive:
+            raise AssertionError(f"the daemon ended by itself:\n{self.daemon.log[-3000:]}")
+
+    def kill(self, moment: str) -> None:
+        """SIGKILL at a moment of that kind; started again at once, and not waited for."""
+        if moment == "start":
+            self._pause(0.6)
+            self.tally.met["start"] += not self._listens()
+        else:
+            self.up()
+            {
+                "any": lambda: self._pause(0.3),
+                "fetch": self._fetching,
+                "unpack": self._unpacking,
+                "evict": self._evicting,
+            }[moment]()
+        before = self.daemon.pid
+        self.daemon.kill9()
+        until(lambda: not family(before), PATIENCE, "the end of the helpers")
+        self.daemon.forget_the_dead()
+        self._look()
+        self._may_help = True
+        self.daemon.launch()
+
+    def _pause(self, most: float) -> None:
+        time.sleep(self.chance.uniform(0.0, most))
+
+    def _soon(self, state: Callable[[], object]) -> None:
+        with contextlib.suppress(AssertionError):  # readers may want nothing just then: any moment will do
+            until(state, 3)
+
+    def _fetching(self) -> None:
+        self._soon(lambda: self._staged("data"))
+        self._pause(0.05)
+
+    def _unpacking(self) -> None:
+        self._soon(lambda: self._staged("tree"))
+        self._pause(0.005)
+
+    def _evicting(self) -> None:
+        """While an eviction that was asked for is under way."""
+        source = self.chance.choice(list(SOURCES))
+        key = self.chance.choice([one["key"] for one in self.daemon.shards(source)] or self.data.keys(source))
+        with contextlib.closing(self.daemon.connection()) as link:
+            link.request("DELETE", f"/v1/shards?source={source}&key={key}")
+            self._pause(0.006)
+
+    def _staged(self, name: str) -> list[Path]:
+        return list((self.daemon.cache / "staging").glob(f"*/{name}"))
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.daemon.socket)) == 0
+
+    def _look(self) -> None:
+        """What it was in the middle of."""
+        self.tally.met["fetch"] += bool(self._staged("data"))
+        self.tally.met["unpack"] += bool(self._staged("tree"))
+        self.tally.met["evict"] += bool(os.listdir(self.daemon.cache / "trash"))
+
+    def helper(self) -> bool:
+        """Kill a process of the daemon's; one in a daemon's life: an archive that costs two of them is refused for it."""
+        self.up()
+        helpers = family(self.daemon.pid)
+        if not helpers or not self._may_help:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.chance.choice(helpers), signal.SIGKILL)
+        self._may_help = False
+        return True
+
+
+# --- counting
+
+
+def patiently(look: Callable[[], list[str]], seconds: float = 20.0) -> list[str]:
+    """What is still found after so many seconds; nothing as soon as there is nothing."""
+    found: list[str] = []
+
+    def is_clean() -> bool:
+        found[:] = look()
+        return not found
+
+    with contextlib.suppress(AssertionError):
+        until(is_clean, seconds)
+    return found
+
+
+class Audit:
+    """Counts what is left when nobody reads."""
+
+    def __init__(self, daemon: Daemon, data: Data, notes: Path, tally: Tally) -> None:
+        """`notes`: the folder to which readers write."""
+        self.daemon, self.data, self.notes, self.tally = daemon, data, notes, tally
+
+    def all(self) -> None:
+        """Everything; the daemon answers, and no reader is under way."""
+        until(lambda: not self._under_way(), PATIENCE, "the end of what is under way")
+        self._count("stale leases", patiently(self._locked))
+        self._count("leaked plan files", patiently(self._plans))
+        self._bytes()
+        wrong = [name for name in disk.published(self.daemon.cache) if not self._is_whole(name)]
+        self._count("wrong bytes", wrong)
+
+    def _count(self, what: str, found: list[str]) -> None:
+        self.tally.add(what, len(found), ", ".join(found))
+
+    def _under_way(self) -> bool:
+        said = self.daemon.status()
+        return bool(said["fetches"] or said["waiters"])
+
+    def _locked(self) -> list[str]:
+        """Shards that somebody holds by a lock, and those that the daemon calls leased."""
+        held = [name for name in disk.published(self.daemon.cache) if _is_locked(self.daemon.cache / "shards" / name)]
+        return held + [f"{one['source']}/{one['key']} (leased)" for one in self.daemon.shards() if one["leased"]]
+
+    def _plans(self) -> list[str]:
+        """Plans in force, and files of none. One whose owner was killed before it had the file lives for 10 minutes."""
+        noted = self.notes / "plans"
+        owned = set(noted.read_text().split()) if noted.exists() else set()
+        running = {plan["id"] for plan in self.daemon.status()["plans"]}
+        return sorted((running & owned) | (set(os.listdir(self.daemon.cache / "plans")) - running))
+
+    def _bytes(self) -> None:
+        """What the disk has and the daemon does not know, or will not remove; and disagreements of any other kind."""
+        problems = patiently(self.daemon.problems)
+        if problems:
+            areas = [self.daemon.cache / area for area in ("staging", "trash", "suspect")]
+            lost = disk.usage(self.daemon.cache) - self.daemon.status()["cache"]["bytes"]
+            self.tally.add("leaked bytes", max(abs(lost), disk.blocks(*areas)), "; ".join(problems))
+            self.tally.add("other complaints", len(problems), "see above")
+
+    def _is_whole(self, name: str) -> bool:
+        source, key = name.split("/")
+        return is_whole(self.data, source, key, self.daemon.cache / "shards" / name)
+
+    def last(self) -> None:
+        """What the readers and the daemons have written."""
+        noted = self.notes / "wrong"
+        for line in noted.read_text().splitlines() if noted.exists() else ():
+            said = json.loads(line)
+            self.tally.add({"wrong bytes": "wrong bytes"}.get(said["what"], "failed reads"), 1, line)
+        log = self.daemon.log
+        for word in ("Traceback", "is not the daemon's", "never retrieved"):
+            self.tally.add("other complaints", log.count(word), f"{word!r} in the log: {_around(log, word)}")
+
+
+def _around(log: str, word: str) -> str:
+    at = log.find(word)
+    return log[max(0, at - 300) : at + 1500] if at >= 0 else ""
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+# --- the whole
+
+
+class Run:
+    """One run: a daemon, its readers, and those who die."""
+
+    def __init__(self, stack: contextlib.ExitStack, seed: int) -> None:
+        """All of them begin to read."""
+        self.data, self.tally, self.chance = Data(), Tally(), random.Random(seed)
+        notes = stack.enter_context(folder("/tmp"))
+        self.daemon = stack.enter_context(_daemon(stack, self.data))
+        self.deaths = Deaths(self.daemon, self.data, self.tally, self.chance)
+        self.audits = Audit(self.daemon, self.data, notes, self.tally)
+        arg = {"folder": str(notes), "data": asdict(self.data)}
+        self.readers = [
+            stack.enter_context(
+                Reader(self.daemon, PROGRAM + "kills_readers.go_on(ARG, say, hear)", arg | {"seed": number})
+            )
+            for number in range(READING)
+        ]
+        program = PROGRAM + "kills_readers.nurse(ARG, say, hear)"
+        self.nursery = stack.enter_context(Reader(self.daemon, program, arg | {"seed": seed}))
+        for one in (*self.readers, self.nursery):
+            one.line(PATIENCE)
+        self._tell("fill")
+
+    def kill(self, kind: str) -> None:
+        """One kill."""
+        if kind == "helper" and not self.deaths.helper():
+            kind = "reader"  # there is none now: somebody dies all the same
+        if kind in ("reader", "worker"):
+            self._tell(kind)
+            time.sleep(self.chance.uniform(0.0, 0.02))
+        elif kind != "helper":
+            self.deaths.kill(kind)
+        self.tally.kills["daemon" if kind in MIX and kind not in ("reader", "worker", "helper") else kind] += 1
+
+    def _tell(self, word: str) -> None:
+        self.nursery.tell(word)
+        self.nursery.line(5 * PATIENCE)
+
+    def audit(self, then: str) -> None:
+        """Everybody stops, all is counted, and what is told goes on from there."""
+        self._tell("clear")
+        for one in self.readers:
+            one.tell()
+        self.tally.reads = sum(one.line(5 * PATIENCE) for one in self.readers)
+        self.deaths.up()
+        self.audits.all()
+        for one in self.readers:
+            one.tell(then)
+        if then == "on":
+            self._tell("fill")
+
+
+@contextlib.contextmanager
+def _daemon(stack: contextlib.ExitStack, data: Data) -> Iterator[Daemon]:
+    """Over two origins that take a while for each shard."""
+    slow = {"objects": data.shards, "bps": 4 << 20, "latency": 0.005}
+    plain = stack.enter_context(OriginProcess(size=data.size, **slow))
+    zips = stack.enter_context(OriginProcess(size=data.member_size, members=data.members, **slow))
+    sources = {
+        "plain": {"url": plain.url},
+        "indexed": {"url": zips.url},
+        "unpacked": {"url": zips.url, "archives": "unpack"},
+    }
+    with Daemon(sources, max_shards=CAP, grace="300ms", check=False) as daemon:
+        yield daemon
+
+
+def run() -> None:
+    """Kill as often as is asked for, or for so long."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--kills", type=int, default=10_000)
+    options.add_argument("--seed", type=int, default=1, help="of the order of the kills, and of what is read")
+    options.add_argument("--seconds", type=float, default=0.0, help="end after so many, whatever is left; 0: never")
+    options.add_argument("--audits", type=int, default=1_000, help="kills between two audits")
+    chosen = options.parse_args()
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        one = Run(stack, chosen.seed)
+        for number, kind in enumerate(schedule(chosen.kills, one.chance), 1):
+            one.kill(kind)
+            is_late = 0 < chosen.seconds < time.monotonic() - began
+            if number % chosen.audits == 0:
+                one.audit("on")
+            if number % 100 == 0:
+                print(
+                    f"{number:,} kills, {time.monotonic() - began:.0f} s, {dict(one.tally.found) or 'clean'}",
+                    flush=True,
+                )
+            if is_late:
+                break
+        one.audit("end")
+        one.audits.last()
+    report(one.tally, chosen.seed, time.monotonic() - began)
+
+
+def report(tally: Tally, seed: int, seconds: float) -> None:
+    """Print what came out; end with 1 when there is anything but zeros."""
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(tally.kills.items()))
+    moments = ", ".join(f"{moment} {count:,}" for moment, count in sorted(tally.met.items()))
+    print(f"seed {seed}, {seconds:.0f} s; killed: {kinds}; daemons in the middle of: {moments}")
+    print(f"{tally.reads:,} reads by readers that nobody killed, each of all bytes")
+    table(["kills", *COUNTS], [[f"{tally.kills.total():,}", *(f"{tally.found[what]:,}" for what in COUNTS)]])
+    print(
+        f"  figure 11: {'reached' if tally.is_clean and tally.kills.total() >= 10_000 else 'clean' if tally.is_clean else 'MISSED'}"
+    )
+    for detail in tally.details[:50]:
+        print(detail[:3000])
+    if not tally.is_clean:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(run)
