@@ -135,7 +135,7 @@ def test_consumers_that_hold_more_than_fits_are_told_of(origin: Origin) -> None:
     keys = [f"{number}.bin" for number in range(N)]
     with Daemon({"s": origin.url}, max_shards=5, grace="50ms") as daemon:
         assert "warning" not in put(daemon, "p", keys, holds=3)
-        said = put(daemon, "q", keys, holds=4)
+        said = put(daemon, "q", keys[::-1], holds=4)
         assert "hold 7 shards at once and there is room for 5" in str(said["warning"])
         assert "hold 7 shards at once and there is room for 5" in daemon.log
         assert daemon.status()["cache"]["held_by_plans"] == 7
