@@ -22,6 +22,7 @@ from cachedaemon.errors import (
     Changed,
     Locked,
     Missing,
+    NoSpace,
     OriginUnavailable,
     WaitExpired,
 )
@@ -265,6 +266,8 @@ class Cache:
         except CacheDaemonError as cause:
             if isinstance(cause, Missing) and (entry := self.ledger.get(ref)) is not None:
                 self.ledger.supersede(entry)
+            if (area := _area(ref, cause)) is not None:
+                self._store.trouble.report(area, str(cause))
             self._events.tell("failed", ref, code=cause.code)
             tell_failure(log, ref, cause)
             raise
@@ -367,6 +370,7 @@ class Cache:
         blocks = arrived.sealed.blocks
         entry = Entry(ref, name, published.stamp, arrived.size, blocks, arrived.inodes, now, asked=flight.asked)
         self.ledger.commit(flight, entry)
+        self._store.trouble.over("room", f"source {ref.source}")
         if self.trash.ghosts.came(ref):
             self._metrics.refetched.labels(ref.source).inc()
         if past := self.ledger.past():
@@ -400,6 +404,12 @@ class Cache:
             return []
         self.ledger.land(flight)
         return self._promise(flight, entry, published)
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """What holds transfers up that are under way, by the area that health tells it under."""
+        causes = ((flight.ref, flight.held_up_by) for flight in self.ledger.flights.values())
+        return {area: str(cause) for ref, cause in causes if (area := _area(ref, cause)) is not None}
 
     # ---- use and renewal
 
@@ -489,6 +499,13 @@ class Cache:
         self.grace.end_all()
         while self._background:
             await asyncio.wait(self._background)
+
+
+def _area(ref: Ref, cause: Exception | None) -> str | None:
+    """What is not well when a transfer fails so; None: nothing but the transfer, or the store has told of it."""
+    if isinstance(cause, OriginUnavailable):
+        return f"source {ref.source}"
+    return "room" if isinstance(cause, NoSpace) and not isinstance(cause.__cause__, OSError) else None
 
 
 def _loop_time(deadline: float) -> float:

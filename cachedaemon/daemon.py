@@ -33,7 +33,7 @@ from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.regrets import Regrets
-from cachedaemon.server import Api, Gauges, Live, Page, Runner, UserLimits, View, Watch, application, scraping
+from cachedaemon.server import Api, Door, Gauges, Live, Page, Runner, UserLimits, View, Watch, application, scraping
 from cachedaemon.service import Notices
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
@@ -231,8 +231,12 @@ class Daemon:
         runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
         await runner.setup()
         for link in links:
-            await web.SockSite(runner, link, backlog=listen.BACKLOG).start()
+            await Door(runner, link, self._nobody_let_in).start()
         return runner
+
+    def _nobody_let_in(self, why: str) -> None:
+        if self.store.trouble.report("connections", why):
+            log.warning("%s", why)
 
     def _serving(self) -> str:
         """For one line of the service manager's."""

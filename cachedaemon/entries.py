@@ -71,6 +71,8 @@ class Flight:
     """Room to wait for before the origin is asked again."""
     cause: Exception | None = None
     """Why the last try failed."""
+    had: int = 0
+    """Bytes that had come by then."""
     failed: float = 0
     """Failures in a row; what `fetch.LATER` says counts for less."""
     in_parts: bool = True
@@ -85,7 +87,7 @@ class Flight:
 
     def empty(self) -> None:
         """Nothing of a try is on the disk (any more)."""
-        self.written = self.made = self.arrived = 0
+        self.written = self.made = self.arrived = self.had = 0
 
     def give_back(self) -> None:
         """Start anew: the reservation ends, the place in the order stays."""
@@ -100,6 +102,11 @@ class Flight:
         self.demand, self.order = True, order
         if line is not None:
             line.add(self)
+
+    @property
+    def held_up_by(self) -> Exception | None:
+        """The failure since which nothing has come."""
+        return self.cause if self.arrived <= self.had else None
 
     @property
     def rank(self) -> Rank:

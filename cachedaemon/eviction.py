@@ -25,7 +25,10 @@ class Eviction:
         self._trash = trash
 
     async def evict(self, ref: Ref) -> None:
-        """Remove a shard by name. Raises `NotFound`, or `Leased` when a reader holds it or it is being fetched."""
+        """Remove a shard by name.
+
+        Raises `NotFound`, `Leased` when a reader holds it or it is being fetched, `NoSpace` when the disk refuses.
+        """
         await self._withdraw(ref)
         if ref in self._ledger.flights:
             raise Leased(f"{ref} is being fetched")
@@ -33,7 +36,8 @@ class Eviction:
         if entry is None:
             raise NotFound(f"{ref} is not here")
         self._ledger.take_out(entry)
-        await self._trash.evict((entry,), "asked")
+        for refusal in await self._trash.evict((entry,), "asked"):
+            raise refusal
         if self._ledger.get(ref) is entry:
             raise Leased(f"{ref} is leased by a reader")
 

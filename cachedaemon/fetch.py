@@ -92,7 +92,7 @@ async def tries(flight: Flight, retries: int, metrics: Metrics, *, stops: Stops)
 
 def bear(flight: Flight, cause: CacheDaemonError, retries: int) -> float:
     """Count a failure; the seconds to pause after it. Raises the cause when `retries` were borne before, in a row."""
-    flight.cause = cause
+    flight.cause, flight.had = cause, flight.arrived
     if flight.failed >= retries:
         raise cause
     seconds = pause(int(flight.failed), cause)

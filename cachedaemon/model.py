@@ -63,6 +63,7 @@ class Disk(NamedTuple):
     free: int
     inodes: int
     free_inodes: int
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Room:
         self,
         ledger: Ledger,
         usage: Callable[[], Awaitable[Disk]],
-        evict: Callable[[tuple[Entry, ...], str], Awaitable[None]],
+        evict: Callable[[tuple[Entry, ...], str], Awaitable[object]],
         stops: Mapping[Flight, Callable[[], None]],
         is_due: Callable[[Flight], bool],
     ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from cachedaemon.entries import Entry
+from cachedaemon.errors import NoSpace
 from cachedaemon.events import Events
 from cachedaemon.ghosts import Ghosts
 from cachedaemon.ledger import Ledger
@@ -51,14 +52,19 @@ class Trash:
         past = [move for entry, move in self._moving_past.items() if entry.ref.source == source]
         return past + [move for ref, move in self._moving.items() if ref.source == source]
 
-    async def evict(self, victims: Sequence[Entry], reason: str) -> None:
-        """Move shards that have left the index to trash; those that somebody holds go back into it."""
+    async def evict(self, victims: Sequence[Entry], reason: str) -> list[NoSpace]:
+        """Move shards that have left the index to trash; those that somebody holds go back into it.
+
+        So do those that the disk refuses to move: its refusals.
+        """
+        refusals = []
         with contextlib.ExitStack() as moves:
             ends = [moves.enter_context(self._move(entry)) for entry in victims]
             for entry, ended in zip(victims, ends, strict=True):
-                await self._evict(entry, reason)
+                refusals.append(await self._evict(entry, reason))
                 ended()
         self._changed()
+        return [one for one in refusals if one is not None]
 
     @contextlib.contextmanager
     def _move(self, entry: Entry) -> Iterator[Callable[[], None]]:
@@ -85,33 +91,35 @@ class Trash:
         finally:
             ended()
 
-    async def _evict(self, entry: Entry, reason: str) -> None:
+    async def _evict(self, entry: Entry, reason: str) -> NoSpace | None:
         ref = entry.ref
         try:
             path = await self._store.evict(ref, entry.name, entry.stamp, suspect=entry.suspect)
         except lease.Busy:
             self._ledger.put_back(entry, busy=True)
         except lease.Gone:
-            await self._evict_other(entry)
+            return await self._evict_other(entry)
         except OSError as cause:
-            self._stays(entry, cause)
+            return self._stays(entry, cause)
         else:
             if entry.unread_of is not None:
                 self._metrics.evicted_unread.labels(ref.source).inc()
             self._ledger.trashed(entry)
             self.throw(path, Need(entry.blocks, entry.inodes))
             self._tell(entry, reason)
+        return None
 
-    async def _evict_other(self, entry: Entry) -> None:
+    async def _evict_other(self, entry: Entry) -> NoSpace | None:
         """Somebody exchanged or removed a shard that was to go: what stands in its place is not left to readers."""
         try:
             await self._discard(entry)
         except OSError as cause:
-            self._stays(entry, cause)
+            return self._stays(entry, cause)
+        return None
 
-    def _stays(self, entry: Entry, cause: OSError) -> None:
-        self._report(f"evicting {entry.ref}", cause)
+    def _stays(self, entry: Entry, cause: OSError) -> NoSpace:
         self._ledger.put_back(entry, busy=True)
+        return self._report(f"evicting {entry.ref}", cause)
 
     def _tell(self, entry: Entry, reason: str) -> None:
         self._metrics.evictions.labels(entry.ref.source, reason).inc()
@@ -126,8 +134,7 @@ class Trash:
             try:
                 await self._discard(entry)
             except OSError as cause:
-                self._report(f"removing {entry.ref}", cause)
-                raise disk_error(cause, f"removing {entry.ref}") from cause
+                raise self._report(f"removing {entry.ref}", cause) from cause
         self._changed()
 
     async def _discard(self, entry: Entry) -> None:
@@ -175,7 +182,8 @@ class Trash:
             self._report("deleting from trash", cause)
             return False
 
-    def _report(self, what: str, cause: OSError) -> None:
-        error = str(disk_error(cause, what))
-        if self._store.trouble.report("trash", error):
+    def _report(self, what: str, cause: OSError) -> NoSpace:
+        error = disk_error(cause, what)
+        if self._store.trouble.report("trash", str(error)):
             log.warning("%s", error)
+        return error

@@ -71,7 +71,7 @@ class Upkeep:
     @property
     def health(self) -> dict[str, str]:
         """What is wrong now; empty when all is well."""
-        return self._store.trouble.now()
+        return self._cache.troubles | self._store.trouble.now()
 
     async def run(self, **others: Callable[[], Awaitable[None]]) -> None:
         """All of it, for ever, and other work with it, by the area that its failures are told under."""

@@ -16,6 +16,7 @@ from cachedaemon.server.answers import GENERATION, answer_error, from_http
 from cachedaemon.server.api import ROUTES, Api
 from cachedaemon.server.bodies import LARGEST
 from cachedaemon.server.connection import BOUNDS, Bounds, Runner
+from cachedaemon.server.door import Door
 from cachedaemon.server.gauges import Gauges
 from cachedaemon.server.hosts import own_names_only
 from cachedaemon.server.limits import UserLimits
@@ -33,15 +34,18 @@ T = TypeVar("T")
 
 IDLE = 3600.0
 """Seconds that a reader's connection may have nothing to say: it makes another one when it needs one."""
-SCRAPERS = Bounds(each=128, idle=30.0)
+SCRAPERS = 128
 """Whoever reaches the port may connect: few at once, and none that sends its request a letter at a time."""
+SCRAPER_IDLE = 30.0
+OWN = 64
+"""Descriptors that the daemon needs before anybody asks for anything."""
 
 
 def application(api: Api, watch: Watch, generation: Callable[[], str]) -> web.Application:
     """What answers on the Unix socket."""
     app = web.Application(middlewares=[_numbered, _errors], client_max_size=LARGEST)
     app[GENERATION] = generation
-    app[BOUNDS] = Bounds(each=resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, idle=IDLE)
+    app[BOUNDS] = _readers(_descriptors())
     app.add_routes(
         [web.route(method, path, _bound(api, handler), expect_handler=_expect) for method, path, handler in ROUTES]
     )
@@ -57,7 +61,7 @@ def application(api: Api, watch: Watch, generation: Callable[[], str]) -> web.Ap
 def scraping(watch: Watch, page: Page | None = None) -> web.Application:
     """What answers on the TCP listener: nothing that changes anything. `page`: for people, where it is wanted."""
     app = web.Application(middlewares=[_errors, own_names_only])
-    app[BOUNDS] = SCRAPERS
+    app[BOUNDS] = Bounds(each=max(4, min(SCRAPERS, _descriptors() // 16)), idle=SCRAPER_IDLE)
     app.add_routes(_watched(watch))
     if page is not None:
         app.add_routes(
@@ -67,6 +71,17 @@ def scraping(watch: Watch, page: Page | None = None) -> web.Application:
             ]
         )
     return app
+
+
+def _descriptors() -> int:
+    """How many the daemon may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _readers(descriptors: int) -> Bounds:
+    """Half of the descriptors for one user at the most, and a quarter of them for what the connections ask for."""
+    most = max(descriptors // 4, (descriptors - OWN) * 3 // 4)
+    return Bounds(each=min(descriptors // 2, most), idle=IDLE, all=most)
 
 
 def _watched(watch: Watch) -> list[web.RouteDef]:
@@ -128,4 +143,4 @@ def _has_left(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-__all__ = ["Api", "Gauges", "Live", "Page", "Runner", "UserLimits", "View", "Watch", "application", "scraping"]
+__all__ = ["Api", "Door", "Gauges", "Live", "Page", "Runner", "UserLimits", "View", "Watch", "application", "scraping"]

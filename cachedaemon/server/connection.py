@@ -30,57 +30,92 @@ class Bounds:
     """Of one user at once; over TCP, where nobody knows whose they are, of all together."""
     idle: float
     """Seconds that one may be open without a whole request: nothing sent, or half of one."""
+    all: int = 1 << 20
+    """Of all users at once: who comes then waits to be let in."""
 
 
 BOUNDS: web.AppKey[Bounds] = web.AppKey("bounds")
 ANY = Bounds(each=1 << 20, idle=3630.0)
 
 
+class Guests:
+    """The connections of an application, by whose they are."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._open = Counter[int]()
+        self._all = 0
+
+    def come(self, user: int) -> int:
+        """One more; how many this user has."""
+        self._all += 1
+        self._open[user] += 1
+        return self._open[user]
+
+    def leave(self, user: int) -> None:
+        """One less."""
+        self._all -= 1
+        self._open[user] -= 1
+        if not self._open[user]:
+            del self._open[user]
+
+    def are_all_here(self, coming: int) -> bool:
+        """Whether there are as many as may be, with so many that were let in just now."""
+        return self._all + coming >= self.bounds.all
+
+    @property
+    def told(self) -> str:
+        """Why nobody is let in then."""
+        return (
+            f"all {self.bounds.all} connections that there are descriptors for are open; others wait until one ends "
+            "or the daemon may have more descriptors (RLIMIT_NOFILE)"
+        )
+
+
 class Runner(web.AppRunner):
     """Serves an application, within its `BOUNDS`."""
 
+    def __init__(self, app: web.Application, **how: object) -> None:
+        super().__init__(app, **how)  # type: ignore[arg-type]
+        self.guests = Guests(app.get(BOUNDS, ANY))
+
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        how = {"keepalive_timeout": self.app.get(BOUNDS, ANY).idle} | self._kwargs
-        return _Server(made.request_handler, request_factory=made.request_factory, app=self.app, **how)
+        how = {"keepalive_timeout": self.guests.bounds.idle} | self._kwargs
+        return _Server(made.request_handler, request_factory=made.request_factory, of=self, **how)
 
 
 class _Server(web.Server):
-    def __init__(self, *how: object, app: web.Application, **more: object) -> None:
+    def __init__(self, *how: object, of: Runner, **more: object) -> None:
         super().__init__(*how, **more)  # type: ignore[arg-type]
-        self.app = app
-        self.open = Counter[int]()
-        """Connections of each user."""
+        self.of = of
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_app", "_open", "_user")
+    __slots__ = ("_app", "_guests", "_user")
 
     def __init__(self, server: _Server, **how: object) -> None:
         super().__init__(server, **how)  # type: ignore[arg-type]
-        self._app = server.app
-        self._open = server.open
+        self._app = server.of.app
+        self._guests = server.of.guests
         self._user = NOBODY
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody has connected; who has too many connections already is told so and let go of."""
         super().connection_made(transport)
         self._user = user_of(transport)
-        self._open[self._user] += 1
-        most = self._app.get(BOUNDS, ANY).each
-        if self._open[self._user] > most and not is_own(self._user) and self.transport is not None:
+        most = self._guests.bounds.each
+        if self._guests.come(self._user) > most and not is_own(self._user) and self.transport is not None:
             self.transport.write(_too_many(self._user, most))
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """It is over."""
         super().connection_lost(exc)
-        self._open[self._user] -= 1
-        if not self._open[self._user]:
-            del self._open[self._user]
+        self._guests.leave(self._user)
 
     def handle_error(
         self,

@@ -77,7 +77,7 @@ class Store:
             yield
         except OSError as cause:
             error = disk_error(cause, what)
-            self.trouble.report("disk", str(error))
+            self.trouble.report("shortage" if cause.errno in disk.SHORT else "disk", str(error))
             raise error from cause
 
     def _trash_place(self) -> str:

@@ -49,7 +49,8 @@ def usage(root: str) -> Disk:
     """Room on the file system of the cache."""
     seen = os.statvfs(root)
     unit = seen.f_frsize
-    return Disk(seen.f_blocks * unit, seen.f_bavail * unit, seen.f_files, seen.f_favail)
+    read_only = bool(seen.f_flag & os.ST_RDONLY)
+    return Disk(seen.f_blocks * unit, seen.f_bavail * unit, seen.f_files, seen.f_favail, read_only)
 
 
 @dataclass(frozen=True, slots=True)

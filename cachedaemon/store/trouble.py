@@ -22,6 +22,11 @@ class Trouble:
         self._seen[area] = (self._clock(), what)
         return news
 
+    def over(self, *areas: str) -> None:
+        """What failed has just gone well."""
+        for area in areas:
+            self._seen.pop(area, None)
+
     def now(self) -> dict[str, str]:
         """What is wrong, by area; empty when all is well."""
         since = self._clock() - LASTS
