@@ -14,8 +14,9 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.exposition import samples
 from tests.fakes.waiting import until
 
-SHARDS = 20_000
+SHARDS = 1_500
 CLIENTS = 50
+CAP = 100
 
 
 def resident(daemon: Daemon) -> float:
@@ -37,8 +38,9 @@ def fetch(daemon: Daemon, first: int, failed: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(900)
-def test_twenty_thousand_shards_and_fifty_clients(folder: Path) -> None:
+def test_many_shards_and_fifty_clients(folder: Path) -> None:
     """C-72, with a trainer's PROMETHEUS_MULTIPROC_DIR: constant series, flat memory, scrapes below a second throughout."""
     data, shared = folder / "data", folder / "multiproc"
     data.mkdir(), shared.mkdir()
@@ -47,7 +49,7 @@ def test_twenty_thousand_shards_and_fifty_clients(folder: Path) -> None:
     source = {"url": f"file://{data}/", "settle": 0, "concurrency": 16}
     env = {"PROMETHEUS_MULTIPROC_DIR": str(shared)}
     failed: list[str] = []
-    with Daemon({"s": source}, max_shards=500, env=env) as daemon:
+    with Daemon({"s": source}, max_shards=CAP, env=env) as daemon:
         until(lambda: "disk_free_bytes" in str(daemon.api("GET", "/metrics").body), 10, "the first look at the disk")
         series = set(samples(str(daemon.api("GET", "/metrics").body)))
         clients = [threading.Thread(target=fetch, args=(daemon, n, failed)) for n in range(CLIENTS)]
@@ -65,7 +67,7 @@ def test_twenty_thousand_shards_and_fifty_clients(folder: Path) -> None:
         assert not failed
         assert daemon.metric("fetch_seconds_count") == SHARDS
         assert daemon.metric("requests_total", result="miss") == SHARDS
-        assert daemon.metric("evictions_total", reason="room") == SHARDS - 500
+        assert daemon.metric("evictions_total", reason="room") == SHARDS - CAP
         new = set(samples(str(daemon.api("GET", "/metrics").body))) - series
         assert {name for name, _ in new} <= {"cachedaemon_origin_requests_total"}, "the status of a file's answer"
         assert longest < 1
