@@ -4,8 +4,9 @@
 
 The origin answers after 50 ms, gives a connection 4 MB/s and all together 40 MB/s. Its ceiling is what as many connections
 as the daemon may open get when they do nothing but drain whole shards. Sides, each with the same DataLoader, seeds and
-order: the client's `ShardDataset`, with a plan a worker, over a cold daemon; whole shards, fetched into memory by each worker as it needs them; and one
-Range request per sample at a known offset, over connections that stay open (on a part of the shards: it takes long).
+order: the client's `ShardDataset`, whose workers read each shard together, over a cold daemon; the same with whole shards of its
+own for each worker; whole shards, fetched into memory by each worker as it needs them; and one Range request per sample at a known
+offset, over connections that stay open (on a part of the shards: it takes long).
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class Data:
         return packing.image_like(self.members, number, self.size)
 
 
-def dataset(cache: ShardCache, keys: list[str]) -> ShardDataset[Sample]:
+def dataset(cache: ShardCache, keys: list[str], split: str = "samples") -> ShardDataset[Sample]:
     """One epoch of the client's data set, in the order that all sides have."""
-    return ShardDataset(cache, ShardSampler(keys, seed=0), decode, epochs=1)
+    return ShardDataset(cache, ShardSampler(keys, seed=0), decode, split=split, epochs=1)
 
 
 class Remote(IterableDataset[Sample]):
@@ -155,12 +156,12 @@ def read(data: IterableDataset[Sample], workers: int) -> Epoch:
     return Epoch(len(names), size, time.perf_counter() - began)
 
 
-def ours(origin: OriginProcess, data: Data, workers: int, cap: int) -> Epoch:
+def ours(origin: OriginProcess, data: Data, workers: int, cap: int, split: str) -> Epoch:
     """A cold daemon, and the client's data set."""
     source = {"url": origin.url, "concurrency": CONNECTIONS}
     with Daemon({"s": source}, max_shards=cap) as daemon:
         with disk.Sampler(daemon.cache) as sampler:
-            epoch = read(dataset(ShardCache("s", socket=daemon.socket), data.keys), workers)
+            epoch = read(dataset(ShardCache("s", socket=daemon.socket), data.keys, split), workers)
         return epoch._replace(shards=sampler.most.shards)
 
 
@@ -200,7 +201,8 @@ def run() -> None:
         workers = chosen.workers
         sides: dict[str, Callable[[], Epoch]] = {
             "origin's ceiling": lambda: ceiling(origin, data),
-            "cachedaemon": lambda: ours(origin, data, workers, chosen.cap),
+            "cachedaemon": lambda: ours(origin, data, workers, chosen.cap, "samples"),
+            "cachedaemon, split by shards": lambda: ours(origin, data, workers, chosen.cap, "shards"),
             "whole shards per worker": lambda: read(WholeShards(origin.port, index), workers),
             "a Range request per sample": once(lambda: read(RangeRequests(origin.port, part), workers)),
         }
