@@ -64,6 +64,8 @@ class Tally:
     found: collections.Counter[str] = field(default_factory=collections.Counter)
     details: list[str] = field(default_factory=list)
     reads: int = 0
+    by_all: int = 0
+    """Reads, by those who were killed too."""
 
     def add(self, what: str, count: int, detail: object) -> None:
         """Something that should not be."""
@@ -230,6 +232,7 @@ class Audit:
 
     def last(self) -> None:
         """What the readers and the daemons have written."""
+        self.tally.by_all = (self.notes / "reads").stat().st_size
         noted = self.notes / "wrong"
         for line in noted.read_text().splitlines() if noted.exists() else ():
             said = json.loads(line)
@@ -361,7 +364,7 @@ def report(tally: Tally, seed: int, seconds: float) -> None:
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(tally.kills.items()))
     moments = ", ".join(f"{moment} {count:,}" for moment, count in sorted(tally.met.items()))
     print(f"seed {seed}, {seconds:.0f} s; killed: {kinds}; daemons in the middle of: {moments}")
-    print(f"{tally.reads:,} reads by readers that nobody killed, each of all bytes")
+    print(f"{tally.by_all:,} reads of all bytes of a shard, {tally.reads:,} of them by readers that nobody killed")
     table(["kills", *COUNTS], [[f"{tally.kills.total():,}", *(f"{tally.found[what]:,}" for what in COUNTS)]])
     print(
         f"  figure 11: {'reached' if tally.is_clean and tally.kills.total() >= 10_000 else 'clean' if tally.is_clean else 'MISSED'}"

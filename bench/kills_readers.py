@@ -79,12 +79,17 @@ def _is_right(data: Data, source: str, shard: Any) -> bool:
 
 
 class Notes:
-    """The file of what went wrong; one `write` a line, so that the lines of several processes do not mix."""
+    """Files of what went wrong, of plans, and a byte for each read: what those who are killed have done is there too.
+
+    One `write` a line, so that the lines of several processes do not mix.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Appends."""
-        self._file = os.open(folder / "wrong", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._plans = os.open(folder / "plans", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._wrong, self._plans, self._reads = (
+            os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            for name in ("wrong", "plans", "reads")
+        )
 
     def wrong(self, source: str, key: str) -> None:
         """Bytes that are not those of the shard."""
@@ -98,8 +103,12 @@ class Notes:
         """A plan whose owner has its file."""
         os.write(self._plans, f"{name}\n".encode())
 
+    def read(self) -> None:
+        """One shard was read and compared."""
+        os.write(self._reads, b".")
+
     def _say(self, line: dict[str, object]) -> None:
-        os.write(self._file, json.dumps({"pid": os.getpid(), **line}).encode() + b"\n")
+        os.write(self._wrong, json.dumps({"pid": os.getpid(), **line}).encode() + b"\n")
 
 
 class Reading:
@@ -124,6 +133,7 @@ class Reading:
         """Read all of a leased shard."""
         if not _is_right(self.data, source, shard):
             self.notes.wrong(source, shard.key)
+        self.notes.read()
         self.reads += 1
 
     def _picked(self, source: str, count: int) -> list[str]:
