@@ -27,6 +27,7 @@ from cachedaemon.prefetch import Prefetch
 from cachedaemon.server import bodies, openapi
 from cachedaemon.server.limits import UserLimits
 from cachedaemon.server.live import Live
+from cachedaemon.server.page import ROUTES as LOOKED_AT
 from cachedaemon.server.peers import peer_user, require_admin
 from cachedaemon.server.promises import Promises
 from cachedaemon.server.view import View
@@ -100,7 +101,7 @@ class Api:
 
     async def openapi(self, _: web.Request) -> web.StreamResponse:
         """The description of this API, generated from the code."""
-        return web.json_response(openapi.document((*ROUTES, *WATCHED)))
+        return web.json_response(openapi.document(ROUTES, WATCHED, LOOKED_AT))
 
     async def acquire(self, request: web.Request) -> web.StreamResponse:
         """Wait until a shard is local."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
 
 from cachedaemon import __version__
 from cachedaemon.cache import Cache
 from cachedaemon.config import public_url
 from cachedaemon.plans import Plans
 from cachedaemon.regrets import Regrets
+from cachedaemon.server.replies import Full, Hello, SourceHello, SourceStatus, Status
 from cachedaemon.upkeep import Upkeep
 from cachedaemon_client.wire import PROTOCOL
 
@@ -26,15 +26,15 @@ class View:
         self._cache_dir = cache_dir
         self._started = time.monotonic()
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Hello:
         """Answer to `GET /v1/hello`; no secret, no signature."""
-        sources = {
+        sources: dict[str, SourceHello] = {
             one.name: {"url": public_url(one.settings.url), "archives": one.settings.archives, "direct": one.direct}
             for one in self._cache.sources.all()
         }
         return {"version": __version__, "protocol": PROTOCOL, "cache_dir": self._cache_dir, "sources": sources}
 
-    def status(self, policy: str) -> dict[str, Any]:
+    def status(self, policy: str) -> Status:
         """Answer to `GET /v1/status`."""
         ledger = self._cache.ledger
         return {
@@ -70,13 +70,13 @@ class View:
             "sources": self._sources(),
         }
 
-    def _full(self) -> dict[str, int] | None:
+    def _full(self) -> Full | None:
         full = self._cache.room.full
         return (
             {"leased": full.leased, "in_transfer": full.flying, "waiting": self._cache.room.waiting} if full else None
         )
 
-    def _sources(self) -> dict[str, Any]:
+    def _sources(self) -> dict[str, SourceStatus]:
         ledger = self._cache.ledger
         flying = Counter(flight.ref.source for flight in ledger.flights.values())
         return {

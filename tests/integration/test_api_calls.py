@@ -563,8 +563,9 @@ def test_the_description_names_every_route_that_answers(daemon: Daemon) -> None:
     described = daemon.api("GET", "/v1/openapi.json").body
     assert described["openapi"].startswith("3.1")
     for path, methods in described["paths"].items():
+        on_the_socket = any(one["url"] == "http://localhost" for one in methods.pop("servers"))
         for method in methods:
-            if path != "/v1/events":
+            if path != "/v1/events" and on_the_socket:
                 answer = daemon.api(method.upper(), path.format(job="nosuch", id="nosuch"))
                 assert answer.status != 405, (method, path)
                 assert answer.code != "not_found" or "nothing answers" not in answer.body["error"]["message"]
