@@ -339,6 +339,7 @@ def run() -> None:
     options.add_argument("--seconds", type=float, default=0.0, help="end after so many, whatever is left; 0: never")
     options.add_argument("--audits", type=int, default=1_000, help="kills between two audits")
     chosen = options.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nobody is left behind
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         one = Run(stack, chosen.seed)

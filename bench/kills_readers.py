@@ -291,7 +291,7 @@ class Nursery:
                 select.select([self.born], [], [], 0.01)
         for shard in self.own:
             shard.close()
-        self.reading.close()
+            self.reading.close()
         self.own = []
 
 
@@ -302,3 +302,4 @@ def nurse(arg: dict[str, Any], say: Callable[[Any], None], hear: Callable[[], An
     while told := hear():
         {"clear": nursery.clear, "fill": nursery.fill}.get(told, functools.partial(nursery.kill, told))()
         say("done")
+    nursery.clear()

@@ -336,6 +336,61 @@ def test_restart_upgrade_and_crash_under_eight_readers(origin: Origin, folder: P
             assert one.rest()[-1] == "end", one.errors
 
 
+PLANNED = """
+import random, select
+chance, keys = random.Random(ARG), [f"{n}.zip" for n in range(24)]
+with ShardCache("s", wait=60) as cache:
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        chance.shuffle(keys)
+        with cache.plan(keys[:6], holds=2) as plan:
+            for shard in plan:
+                for n in range(20):
+                    name = f"{n}.jpg"
+                    data = shard.read(name) if shard.path.is_file() else (shard.path / name).read_bytes()
+                    assert data == content.data(f"{shard.key}/{name}", 500), shard.key
+        say(time.monotonic())
+say("end")
+"""
+OTHERS: list[dict[str, dict[str, object]]] = [
+    {"cache": {"max_shards": 18, "grace": "200ms", "policy": "lru"}},
+    {"sources": {"archives": "unpack"}},
+    {"sources": {"archives": "index", "revalidate": "always"}, "cache": {"max_shards": 30}},
+    {"sources": {"revalidate": "never", "url": "moved/"}, "cache": {"policy": "auto"}},
+]
+"""Configurations, each after the one before: by turns after a kill and after a stop."""
+
+
+@SLOW
+@pytest.mark.timeout(400)
+def test_another_configuration_under_eight_readers(origin: Origin) -> None:
+    """Caps, policy, archives, versions and the place itself are others after a start; readers with plans see no error."""
+    for n in range(24):
+        packed = packing.zip_bytes({f"{m}.jpg": content.data(f"{n}.zip/{m}.jpg", 500) for m in range(20)})
+        for name in (f"{n}.zip", f"moved/{n}.zip"):
+            origin.put(name, data=packed)
+    with Daemon({"s": origin.url}, max_shards=24) as daemon, contextlib.ExitStack() as stack:
+        reading = [stack.enter_context(readers.Reader(daemon, PLANNED, seed)) for seed in range(8)]
+
+        def go_on() -> None:
+            now = time.monotonic()
+            for one in reading:
+                until(lambda one=one: one.line() > now, 60)
+
+        go_on()
+        for number, other in enumerate(OTHERS):
+            daemon.tables["cache"] |= other.get("cache", {})
+            daemon.tables["sources"]["s"] |= other.get("sources", {})
+            if (url := daemon.tables["sources"]["s"]["url"]) == "moved/":
+                daemon.tables["sources"]["s"]["url"] = f"{origin.url}{url}"
+            daemon.stop() if number % 2 else daemon.kill9()
+            daemon.start()
+            go_on()
+        for one in reading:
+            one.tell()
+            assert one.rest()[-1] == "end", one.errors
+        assert sum(origin[f"moved/{n}.zip"].gets for n in range(24)) > 0
+
+
 # --- the cache directory is removed ----------------------------------------------------------------------------------
 
 
