@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 
 class Course:
@@ -57,11 +57,13 @@ class Course:
         for index in range(self.position, len(self.keys)):
             yield index, self.keys[index]
 
-    def among(self, keys: Collection[str]) -> int:
-        """How many of these keys are still to be used."""
-        if len(keys) < len(self._next):
-            return sum(key in self._next for key in keys)
-        return sum(key in keys for key in self._next)
+    def among(self, keys: set[str]) -> int:
+        """How many of these keys are still to be used. In one step, since the consumer may move on in another thread."""
+        return len(self._next.keys() & keys)
+
+    def left(self) -> list[str]:
+        """The different keys that are still to be used."""
+        return list(self._next)
 
     @property
     def wanted(self) -> int:
