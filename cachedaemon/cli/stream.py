@@ -7,9 +7,11 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
+from cachedaemon_client import trust
 from cachedaemon_client.connection import Pause, unavailable
+from cachedaemon_client.errors import from_answer
 
 SILENCE = 60.0
 """Seconds without a sign of life after which the connection counts as lost; the daemon gives one every 15."""
@@ -21,7 +23,8 @@ class _OverUnix(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket."""
+        """Connect to the socket, if it is nobody else's who could say anything."""
+        trust.check(self._path)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(SILENCE)
         self.sock.connect(self._path)
@@ -36,7 +39,7 @@ def events(path: str) -> Iterator[dict[str, Any]]:
             link.request("GET", "/v1/events")
             answer = link.getresponse()
             if answer.status != http.client.OK:
-                raise ConnectionError(f"the daemon answered {answer.status}")
+                _refused(answer, is_first=pause is None)
             pause = Pause(float("inf"))
             yield from parsed(answer)
         except (OSError, http.client.HTTPException) as cause:
@@ -45,6 +48,13 @@ def events(path: str) -> Iterator[dict[str, Any]]:
         finally:
             link.close()
         time.sleep(pause.next())
+
+
+def _refused(answer: http.client.HTTPResponse, *, is_first: bool) -> NoReturn:
+    """Raise what the daemon says; later than at the first try it is an outage, which is waited out."""
+    if is_first:
+        raise from_answer(answer.status, json.loads(answer.read()), None)
+    raise ConnectionError(f"the daemon answered {answer.status}")
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

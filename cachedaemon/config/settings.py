@@ -176,6 +176,7 @@ class Server(_Section):
     user_waiters: AnyCount = _setting(1024, "requests of one user that wait for shards at once; 0: no limit")
     user_plans: AnyCount = _setting(1000, "plans of one user at once; 0: no limit")
     user_prefetches: AnyCount = _setting(256, "prefetches of one user under way at once; 0: no limit")
+    user_listeners: AnyCount = _setting(256, "streams of events of one user at once; 0: no limit")
     user_keys: AnyCount = _setting(10_000_000, "keys in all plans and prefetches of one user under way; 0: no limit")
     http: Listener = _setting(
         "127.0.0.1:9464", 'HTTP listener for metrics, health and the page; `""` turns it off', restart=True

@@ -32,6 +32,7 @@ from cachedaemon.server.peers import peer_user, require_admin
 from cachedaemon.server.promises import Promises
 from cachedaemon.server.view import View
 from cachedaemon.server.watch import ROUTES as WATCHED
+from cachedaemon.sources import Configured
 from cachedaemon.verify import Verify
 
 log = logging.getLogger(__name__)
@@ -165,11 +166,15 @@ class Api:
         user = peer_user(request)
         asked = await self._body(request, bodies.PREFETCH, bodies.LARGEST)
         source = self._cache.sources[asked.source]
-        self._limits.prefetching(user, len(asked.keys or ()))  # before the origin is asked what it has
-        keys = await self._checked(asked.source, asked.keys if asked.keys is not None else await source.origin.keys())
-        self._limits.prefetching(user, len(keys))
+        with self._limits.prefetching(user, len(asked.keys or ())):  # before the origin is asked what it has
+            keys = await (self._listed(user, source) if asked.keys is None else self._checked(asked.source, asked.keys))
+        self._limits.more_keys(user, len(keys))
         job = self._prefetch.start(asked.source, keys, user)
         return web.json_response({"job": job.id}, status=202)
+
+    async def _listed(self, user: int, source: Configured) -> list[str]:
+        async with self._limits.listing(user):
+            return await self._checked(source.name, await source.origin.keys())
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """Hash what is here anew, and replace what is damaged."""
@@ -198,12 +203,13 @@ class Api:
         name = _plan_id(request)
         owner = await self._require_owner(request, name)
         asked = await self._body(request, bodies.PLAN, bodies.LARGEST)
-        keys = await self._checked(asked.source, asked.keys)
+        keys = asked.keys
         if not 0 <= asked.position <= len(keys):
             raise BadRequest(f"body.position: {asked.position} is not within the {len(keys)} keys")
         if asked.holds < 1:
             raise BadRequest(f"body.holds: {asked.holds}; a consumer holds at least 1 shard")
         with self._limits.planning(owner, name, len(keys)):
+            await self._checked(asked.source, keys)
             course = await asyncio.to_thread(Course, keys, asked.position)
             plan = Plan(name, asked.source, course, asked.holds, time.monotonic(), owner)
             file = await self._plan_files.put(plan)
@@ -283,7 +289,10 @@ class Api:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         source = request.query.get("watch")
         with (
-            self._events.listen() if source is None else self._noticed.listen(self._cache.sources[source].name) as queue
+            self._limits.listening(peer_user(request)),
+            self._events.listen()
+            if source is None
+            else self._noticed.listen(self._cache.sources[source].name) as queue,
         ):
             await response.prepare(request)
             await response.write(b": from now on\n\n")

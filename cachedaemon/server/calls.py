@@ -144,7 +144,7 @@ CALLS: dict[tuple[str, str], Call] = {
         _TEXT,
         media=EVENTS,
         query={"watch": {"type": "string", "description": "name of a source with `watch = true`"}},
-        errors=(errors.UnknownSource,),
+        errors=(errors.UnknownSource, errors.TooMany),
         note="Each event has a name, and in `data` a JSON object with `source`, `key` and more: `ready` (`size`, `path`), `evicted` "
         "(`reason`), `failed` (`code`), `appeared` (`size`, `version`). With `watch` only that source's: `appeared` for each "
         "file that lies in its folder, then for each that comes; `away` (`message`) when the folder cannot be read, `back` when "

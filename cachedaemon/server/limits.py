@@ -24,6 +24,8 @@ LARGE = 64 << 10
 """Bytes from which a body is a large one."""
 LARGE_AT_ONCE = 4
 """Large bodies of one user that are taken at once: each may have 64 MiB. More of them wait."""
+LISTINGS_AT_ONCE = 2
+"""Times that an origin is asked at once, for one user, what it has: each answer may name a million keys. More of them wait."""
 
 
 class UserLimits:
@@ -34,41 +36,55 @@ class UserLimits:
         self._plans = plans
         self._jobs = jobs
         self._waiters = Counter[int]()
-        self._coming: dict[int, list[int]] = defaultdict(list)
+        self._listeners = Counter[int]()
+        self._plans_coming: dict[int, list[int]] = defaultdict(list)
         """Keys of each plan that is being made."""
+        self._prefetches_coming: dict[int, list[int]] = defaultdict(list)
+        """Keys of each prefetch that is being begun, as far as they are known."""
         self._bodies: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(LARGE_AT_ONCE))
+        self._listings: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(LISTINGS_AT_ONCE))
 
     @contextmanager
     def waiting(self, user: int) -> Iterator[None]:
         """A request that may wait for a shard; `TooMany`."""
         _refuse(user, self._waiters[user] + 1, self._settings().user_waiters, "requests that wait", "user_waiters")
-        self._waiters[user] += 1
-        try:
+        with _one_more(self._waiters, user):
             yield
-        finally:
-            self._waiters[user] -= 1
-            if not self._waiters[user]:
-                del self._waiters[user]
+
+    @contextmanager
+    def listening(self, user: int) -> Iterator[None]:
+        """A stream of events: each event is work for each of them; `TooMany`."""
+        would_be = self._listeners[user] + 1
+        _refuse(user, would_be, self._settings().user_listeners, "streams of events", "user_listeners")
+        with _one_more(self._listeners, user):
+            yield
 
     @contextmanager
     def planning(self, user: int, name: str, keys: int) -> Iterator[None]:
         """A plan that is being made, or replaces the one of its name; `TooMany`."""
         others = [plan for plan in self._plans if plan.user == user and plan.id != name]
-        coming = self._coming[user]
-        _refuse(user, len(others) + len(coming) + 1, self._settings().user_plans, "plans", "user_plans")
+        would_be = len(others) + len(self._plans_coming.get(user, ())) + 1
+        _refuse(user, would_be, self._settings().user_plans, "plans", "user_plans")
         self._refuse_keys(user, keys, others)
-        coming.append(keys)
-        try:
+        with _kept(self._plans_coming, user, keys):
             yield
-        finally:
-            coming.remove(keys)
-            if not coming:
-                self._coming.pop(user, None)
 
-    def prefetching(self, user: int, keys: int) -> None:
-        """Whether one more prefetch can begin; `TooMany`."""
-        _refuse(user, len(self._under_way(user)) + 1, self._settings().user_prefetches, "prefetches", "user_prefetches")
+    @contextmanager
+    def prefetching(self, user: int, keys: int) -> Iterator[None]:
+        """A prefetch that is being begun, with so many keys as far as is known yet; `TooMany`."""
+        would_be = len(self._under_way(user)) + len(self._prefetches_coming.get(user, ())) + 1
+        _refuse(user, would_be, self._settings().user_prefetches, "prefetches", "user_prefetches")
+        self.more_keys(user, keys)
+        with _kept(self._prefetches_coming, user, keys):
+            yield
+
+    def more_keys(self, user: int, keys: int) -> None:
+        """Whether a prefetch can have so many keys more; `TooMany`, and `BadRequest` where it never could."""
         self._refuse_keys(user, keys, [plan for plan in self._plans if plan.user == user])
+
+    def listing(self, user: int) -> AbstractAsyncContextManager[object]:
+        """Ask an origin what it has, once few others do so for this user."""
+        return self._listings[user]
 
     def _under_way(self, user: int) -> list[Job]:
         return [job for job in self._jobs.of(user) if job.ended is None]
@@ -77,8 +93,8 @@ class UserLimits:
         most = self._settings().user_keys
         if most and keys > most and not is_own(user):
             raise BadRequest(f"body.keys: {keys} keys; allowed are {most} for one user (server.user_keys)")
-        known = sum(plan.keys for plan in plans) + sum(self._coming.get(user, ()))
-        known += sum(job.total for job in self._under_way(user))
+        known = sum(plan.keys for plan in plans) + sum(job.total for job in self._under_way(user))
+        known += sum(self._plans_coming.get(user, ())) + sum(self._prefetches_coming.get(user, ()))
         _refuse(user, known + keys, most, "keys in plans and prefetches", "user_keys")
 
     def body(self, request: web.Request) -> AbstractAsyncContextManager[object]:
@@ -86,6 +102,29 @@ class UserLimits:
         if request.content_length is not None and request.content_length < LARGE:
             return nullcontext()
         return self._bodies[peer_user(request)]
+
+
+@contextmanager
+def _one_more(counts: Counter[int], user: int) -> Iterator[None]:
+    counts[user] += 1
+    try:
+        yield
+    finally:
+        counts[user] -= 1
+        if not counts[user]:
+            del counts[user]
+
+
+@contextmanager
+def _kept(coming: dict[int, list[int]], user: int, keys: int) -> Iterator[None]:
+    mine = coming[user]
+    mine.append(keys)
+    try:
+        yield
+    finally:
+        mine.remove(keys)
+        if not mine:
+            coming.pop(user, None)
 
 
 def _refuse(user: int, would_be: int, most: int, what: str, setting: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.root
 ONE, OTHER, ADMINS = 60_001, 60_002, 60_009
-SMALL = {"user_waiters": 2, "user_plans": 2, "user_prefetches": 1, "user_keys": 50}
+SMALL = {"user_waiters": 2, "user_plans": 2, "user_prefetches": 1, "user_keys": 50, "user_listeners": 2}
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,53 @@ def test_prefetches_under_way_are_bounded(daemon: Daemon, origin: Origin) -> Non
     gate.open()
     assert daemon.job(first[1]["job"])["state"] == "done"
     assert codes(ask(daemon, [fast], ONE)) == [202]
+
+
+LISTINGS = """
+import concurrent.futures
+with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    calls = [pool.submit(ask, ARG, "POST", "/v1/prefetch", {"source": "f"}) for _ in range(3)]
+    for call in concurrent.futures.as_completed(calls):
+        said = call.result()
+        say(said[1].get("error", {}).get("code", said[0]))
+"""
+
+
+def test_prefetches_that_begin_are_bounded(folder: Path) -> None:
+    """Those whose origin is still asked what it has count, too: it is not asked a hundred times at once."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    (folder / "a.bin").write_bytes(b"of the source")
+    with Daemon({"f": {"url": f"file://{folder}/", "settle": 0}}, server={"socket_mode": "0666", **SMALL}) as daemon:
+        daemon.path("f", "a.bin")
+        [mount] = daemon.children()
+        os.kill(mount, signal.SIGSTOP)
+        with somebody.popen(LISTINGS, str(daemon.socket), ONE) as asks:
+            assert asks.stdout is not None
+            assert [asks.stdout.readline() for _ in range(2)] == ['"too_many"\n'] * 2
+            os.kill(mount, signal.SIGCONT)
+            assert asks.stdout.readline() == "202\n"
+            asks.communicate()
+
+
+LISTEN = """
+links = [Unix(ARG) for _ in range(3)]
+for link in links:
+    link.request("GET", "/v1/events")
+    say(link.getresponse().status)
+links[0].close()
+time.sleep(60)
+"""
+
+
+def test_listeners_are_bounded(daemon: Daemon, folder: Path) -> None:
+    """Each event is work for each stream: one user cannot have so many that nothing else goes on."""
+    with somebody.popen(LISTEN, str(daemon.socket), ONE) as listens:
+        assert listens.stdout is not None
+        assert [listens.stdout.readline() for _ in range(3)] == ["200\n", "200\n", "429\n"]
+        [again] = ask(daemon, [["GET", "/v1/hello"]], OTHER)
+        assert again[0] == 200
+        listens.kill()
 
 
 WAIT = """

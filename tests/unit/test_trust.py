@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cachedaemon.cli.stream import events
 from cachedaemon_client import Refused, ShardCache, aio
 from cachedaemon_client.trust import check
 
@@ -41,6 +42,11 @@ def test_a_strangers_socket_is_not_asked(taken: Path) -> None:
     with ShardCache("s", socket=taken, wait=5) as cache, pytest.raises(Refused, match=said) as refused:
         cache.open("a.bin")
     assert refused.value.code == "unreachable"
+
+
+def test_nor_by_the_command_that_listens(taken: Path) -> None:
+    with pytest.raises(Refused, match="not asked"):
+        next(events(str(taken)))
 
 
 @pytest.mark.asyncio
