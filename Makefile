@@ -7,7 +7,7 @@ export PYTHON
 
 PYTEST = scripts/with-tools .venv/bin/pytest
 
-.PHONY: run test slow again check format torch frames rivals install-systemd uninstall-systemd clean
+.PHONY: run test slow again check format reference torch frames rivals install-systemd uninstall-systemd clean
 
 run:
 	@scripts/install
@@ -39,6 +39,11 @@ format:
 	@scripts/install dev
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix-only --quiet .
+
+# docs/reference, from the code.
+reference:
+	@scripts/install dev
+	@.venv/bin/python scripts/reference.py
 
 torch:
 	@scripts/install dev torch

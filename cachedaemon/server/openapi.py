@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cachedaemon import __version__, errors
+from cachedaemon.archives import REASONS
 from cachedaemon.server.calls import CALLS, JSON, Call, Errors, Schema
 
 Route = tuple[str, str, Any]
@@ -186,7 +187,7 @@ def _error() -> Schema:
             "code": {"type": "string", "enum": codes},
             "message": {"type": "string", "description": "the shard, the cause, and what is allowed"},
             "retryable": {"type": "boolean", "description": "whether asking again can help"},
-            "reason": {"type": "string", "description": "of a bad archive"},
+            "reason": {"type": "string", "enum": list(REASONS), "description": "of a bad archive"},
             "member": {"type": "string", "description": "of a bad archive: the one that is at fault"},
         },
     }

@@ -163,20 +163,32 @@ class JobError(TypedDict):
 
 
 @_exactly
-class JobCounts(TypedDict):
-    """Answer to `GET /v1/jobs/{job}`, for an hour after the job's end."""
-
+class _Counts(TypedDict):
     job: str
     state: Literal["running", "done", "partial", "failed"]
     """`partial`: the rest would displace what this job brought and nobody has read yet."""
     total: int
     """Shards."""
     done: int
+    """Of a verification: well in the end, or gone meanwhile."""
     failed: int
     bytes: int
-    """That have come, or were hashed."""
+    """That have come; of a verification, that were hashed."""
     errors: list[JobError]
     """The first hundred."""
+
+
+@_exactly
+class JobCounts(_Counts, total=False):
+    """Answer to `GET /v1/jobs/{job}`, for an hour after the job's end. The last four are a verification's."""
+
+    damaged: int
+    fetched_again: int
+    """Of the damaged ones."""
+    gone: int
+    """Evicted before their turn came."""
+    absent: int
+    """Not here when they were asked for."""
 
 
 @_exactly
