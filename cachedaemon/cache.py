@@ -24,6 +24,7 @@ from cachedaemon.errors import (
     Missing,
     NoSpace,
     OriginUnavailable,
+    Shortage,
     WaitExpired,
 )
 from cachedaemon.events import Events
@@ -370,7 +371,7 @@ class Cache:
         blocks = arrived.sealed.blocks
         entry = Entry(ref, name, published.stamp, arrived.size, blocks, arrived.inodes, now, asked=flight.asked)
         self.ledger.commit(flight, entry)
-        self._store.trouble.over("room", f"source {ref.source}")
+        self._store.trouble.over("room", "shortage", f"source {ref.source}")
         if self.trash.ghosts.came(ref):
             self._metrics.refetched.labels(ref.source).inc()
         if past := self.ledger.past():
@@ -505,6 +506,8 @@ def _area(ref: Ref, cause: Exception | None) -> str | None:
     """What is not well when a transfer fails so; None: nothing but the transfer, or the store has told of it."""
     if isinstance(cause, OriginUnavailable):
         return f"source {ref.source}"
+    if isinstance(cause, Shortage):
+        return "shortage"
     return "room" if isinstance(cause, NoSpace) and not isinstance(cause.__cause__, OSError) else None
 
 

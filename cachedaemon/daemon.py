@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 from aiohttp import web
 
-from cachedaemon import __version__, listen, logs, upkeep
+from cachedaemon import __version__, listen, logs, pools, upkeep
 from cachedaemon.ahead import Ahead
 from cachedaemon.archives.workers import Limits, Workers
 from cachedaemon.cache import Cache
@@ -131,6 +131,7 @@ class Daemon:
     async def serve(self) -> None:
         """From the locks to the drain. Raises `StartError`."""
         self._take_signals()
+        await pools.begin(asyncio.get_running_loop())
         alive = asyncio.create_task(self._notices.live(self._handed.watchdog), name="alive")
         listener, scrapes = self._listeners()
         await asyncio.to_thread(listener.lock)

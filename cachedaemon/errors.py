@@ -168,3 +168,7 @@ class NoSpace(CacheDaemonError):
     """The cache's file system has no room, or fails: ENOSPC, EDQUOT, EIO, EROFS."""
 
     code, status, retryable = "no_space", 507, True
+
+
+class Shortage(NoSpace):
+    """The daemon is short of descriptors, threads, processes or memory: the disk is well, and so is what lies on it."""

@@ -14,7 +14,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from cachedaemon.errors import CacheDaemonError
+from cachedaemon.errors import Shortage
 
 _LINE_MOST = 1 << 20  # bytes of one answer
 _MODULE = "cachedaemon.archives.worker"
@@ -61,7 +61,7 @@ class Worker:
 
     @classmethod
     async def start(cls, memory: int) -> Worker:
-        """Start one that may use so many bytes of memory; raises CacheDaemonError when the system refuses."""
+        """Start one that may use so many bytes of memory; raises `Shortage` when the system refuses."""
         task = asyncio.ensure_future(_spawn(memory))
         try:
             return cls(await to_its_end(task))
@@ -70,7 +70,7 @@ class Worker:
                 await to_its_end(cls(task.result()).end())
             raise
         except OSError as error:
-            raise CacheDaemonError(f"no process for reading archives could be started: {error.strerror}") from error
+            raise Shortage(f"no process for reading archives could be started: {error.strerror}") from error
 
     @property
     def alive(self) -> bool:

@@ -8,7 +8,6 @@ transformation's own server.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from cachedaemon.origins.credentials import Credentials
 from cachedaemon.origins.refusals import UNAUTHORISED
 from cachedaemon.origins.targets import followed, without_user
 from cachedaemon.origins.web import MOVED, REDIRECTS, THREADS, answer, merged
+from cachedaemon.pools import started
 
 FIRST_BYTE = 20
 """Stall limits that may pass before a target's answer begins: it first fetches all of a cold object from its backend."""
@@ -48,7 +48,7 @@ class Cluster:
         """Seconds that bytes of a body may be waited for; None: no limit."""
         self._first_byte = self.stall and FIRST_BYTE * self.stall
         self._gateway = (source.endpoint or "").rstrip("/")
-        self._threads = ThreadPoolExecutor(THREADS, f"origin-{name}")
+        self._threads = started(THREADS, f"origin-{name}")
         patience = fetch.connect_timeout or None
         token = {"Authorization": _Bearer(source.credentials)} if source.credentials else {}
         self._token = Credentials(token, patience, self._threads)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Awaitable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,6 +26,7 @@ from cachedaemon.origins.base import PIECE, Piece, is_still
 from cachedaemon.origins.credentials import in_time
 from cachedaemon.origins.mounted import Link
 from cachedaemon.origins.workers import Workers
+from cachedaemon.pools import started
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Foreign:
         self._stall = fetch.stall_timeout or None
         self._patience = fetch.connect_timeout or None
         self._metrics = metrics
-        self._threads = ThreadPoolExecutor(1, f"origin-{name}")
+        self._threads = started(1, f"origin-{name}")
 
     async def secret(self, ref: Ref | str) -> str | None:
         """The configured credentials now; their file is read in a thread, since its mount can hang like any other."""

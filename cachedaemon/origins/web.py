@@ -9,7 +9,6 @@ is all that an origin which speaks HTTP needs; what it asks for and how it reads
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
@@ -25,6 +24,7 @@ from cachedaemon.origins.connections import Connections
 from cachedaemon.origins.credentials import Credentials
 from cachedaemon.origins.refusals import ORIGIN, UNAUTHORISED, no_answer, refusal
 from cachedaemon.origins.targets import followed, is_same_site, without_user
+from cachedaemon.pools import started
 
 REDIRECTS = 10
 THREADS = 4
@@ -43,7 +43,7 @@ class Web:
     def __init__(self, name: str, source: Source, fetch: Fetch, metrics: Metrics) -> None:
         self.stall = fetch.stall_timeout or None
         """Seconds that bytes of a body may be waited for; None: no limit."""
-        self.threads = ThreadPoolExecutor(THREADS, f"origin-{name}")
+        self.threads = started(THREADS, f"origin-{name}")
         self._credentials = Credentials(source.headers, fetch.connect_timeout or None, self.threads)
         self._who = f"{ORIGIN}, or the proxy before it," if source.proxy else ORIGIN
         self._connections = Connections(name, source, fetch, metrics, self.threads)

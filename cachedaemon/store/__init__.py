@@ -13,11 +13,12 @@ import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from cachedaemon.digests import Piece
+from cachedaemon.errors import Shortage
 from cachedaemon.model import Digest, Disk, Meta, Need, Ref, Stamp, Validators
+from cachedaemon.pools import started
 from cachedaemon.store import disk, removal, scan
 from cachedaemon.store.directory import Directory, Opened, SourceMark
 from cachedaemon.store.disk import Held, Staged, disk_error
@@ -64,11 +65,11 @@ class Store:
         self.displaced: Callable[[str, Need], object] = lambda *_: None
         """Is told of what was moved to trash without being in the ledger, and how much room it takes."""
         self._directory = Directory(layout, modes)
-        self._steps = ThreadPoolExecutor(1, "steps")
-        self._writers = ThreadPoolExecutor(WRITERS, "write")
-        self._reapers = ThreadPoolExecutor(REAPERS, "reap")
-        self._background = ThreadPoolExecutor(2, "background")
-        self._verifier = ThreadPoolExecutor(1, "verify")
+        self._steps = started(1, "steps")
+        self._writers = started(WRITERS, "write")
+        self._reapers = started(REAPERS, "reap")
+        self._background = started(2, "background")
+        self._verifier = started(1, "verify")
         self._mtime = 0
 
     @contextlib.contextmanager
@@ -77,7 +78,7 @@ class Store:
             yield
         except OSError as cause:
             error = disk_error(cause, what)
-            self.trouble.report("shortage" if cause.errno in disk.SHORT else "disk", str(error))
+            self.trouble.report("shortage" if isinstance(error, Shortage) else "disk", str(error))
             raise error from cause
 
     def _trash_place(self) -> str:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 import xxhash
 
 from cachedaemon.digests import Hashes, Piece
-from cachedaemon.errors import NoSpace
+from cachedaemon.errors import NoSpace, Shortage
 from cachedaemon.model import Digest, Disk, Meta, Stamp, Taken, Validators, unheeded
 from cachedaemon.store.layout import Modes
 from cachedaemon_client import lease
@@ -36,13 +36,15 @@ def stamp_of(seen: os.stat_result) -> Stamp:
 
 
 SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-"""The daemon is short of something: the disk is well, and so is what lies on it."""
+"""What the daemon itself can be short of."""
 
 
 def disk_error(cause: OSError, what: str) -> NoSpace:
     """A failure of a call to the cache's own disk, as the reader is told it."""
-    who = "the daemon is short of something" if cause.errno in SHORT else "the cache's disk failed"
-    return NoSpace(f"{what}: {who}: {cause.strerror or cause} ({errno.errorcode.get(cause.errno or 0, 'no number')})")
+    why = f"{cause.strerror or cause} ({errno.errorcode.get(cause.errno or 0, 'no number')})"
+    if cause.errno in SHORT:
+        return Shortage(f"{what}: the daemon is short of something: {why}")
+    return NoSpace(f"{what}: the cache's disk failed: {why}")
 
 
 def usage(root: str) -> Disk:

@@ -7,7 +7,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from cachedaemon.errors import ConfigError, OriginRefused, OriginUnavailable
 from cachedaemon.model import Ref
 from cachedaemon.origins.objects.failures import FOREIGN
 from cachedaemon.origins.objects.opening import Store, opened
+from cachedaemon.pools import started
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Access:
         self._source = source
         self._fetch = fetch
         self._patience = fetch.connect_timeout or None
-        self._threads = ThreadPoolExecutor(2, f"origin-{name}")
+        self._threads = started(2, f"origin-{name}")
         self._lock = asyncio.Lock()
         self._way: Way | None = None
         self._renewed = -SETTLED
