@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from cachedaemon.model import Ref
 
+MOST = 2_000_000
+"""Uses that are kept at the most. A plan that lives through more of them ends uncounted."""
+
 
 def least(uses: Sequence[Ref], cap: int, here: Collection[Ref]) -> list[Ref]:
     """What MIN brings for these uses, with room for `cap` shards, of which `here` are there already. For large ones: in a thread."""
@@ -78,15 +81,24 @@ class Account:
     dropped: int = 0
     """Uses before those, which no running plan saw."""
     begins: dict[str, Begin] = field(default_factory=dict)
+    """How each plan that runs began."""
     sums: dict[str, Sum] = field(default_factory=dict)
 
-    def begin(self, plan: str, received: float, here: Collection[Ref]) -> None:
-        """A plan came into force."""
-        self.begins[plan] = Begin(self.dropped + len(self.uses), received, frozenset(here))
+    def now(self, received: float, here: Collection[Ref]) -> Begin:
+        """What there is for a plan that begins now; `here` are the shards of its source."""
+        return Begin(self.dropped + len(self.uses), received, frozenset(here))
+
+    def knows(self, begin: Begin) -> bool:
+        """Whether all uses since then are kept: another plan may count from there too."""
+        return begin.at >= self.dropped
 
     def use(self, refs: Sequence[Ref]) -> None:
         """A plan has moved past these."""
         self.uses.extend(refs)
+        if len(self.uses) > MOST:
+            first = self.dropped + len(self.uses) - MOST
+            self.begins = {plan: begin for plan, begin in self.begins.items() if begin.at >= first}
+            self._drop_unseen()
 
     def end(self, plan: str, source: str) -> tuple[Begin, list[Ref]] | None:
         """A plan has ended: how it began, and the uses of its source since."""
@@ -94,10 +106,13 @@ class Account:
         if begin is None:
             return None
         seen = [ref for ref in self.uses[begin.at - self.dropped :] if ref.source == source]
-        first = min((other.at for other in self.begins.values()), default=self.dropped + len(self.uses))
+        self._drop_unseen()
+        return begin, seen
+
+    def _drop_unseen(self) -> None:
+        first = min((begin.at for begin in self.begins.values()), default=self.dropped + len(self.uses))
         del self.uses[: first - self.dropped]
         self.dropped = first
-        return begin, seen
 
     def add(self, source: str, received: float, fewest: float) -> None:
         """What came, and the least that could have."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
 from cachedaemon.plans import Plan
-from cachedaemon.regret import Account, least
+from cachedaemon.regret import Account, Begin, least
 
-MOST = 2_000_000
-"""Uses of one plan's time that are reckoned with at the most: beyond that it ends uncounted."""
+TOGETHER = 10.0
+"""Seconds within which plans of one source count from the same moment: what is here then is kept once for all of them."""
+MOMENTS = 16
+"""Such moments that are kept at the most; plans that begin later count from the latest one."""
 
 
 class Regrets:
@@ -22,6 +25,10 @@ class Regrets:
         self._ledger = ledger
         self._received = metrics.origin_bytes
         self._account = Account()
+        self._latest: dict[str, tuple[float, Begin]] = {}
+        """Of each source, the latest moment that a plan counts from."""
+        self._sizes: dict[Ref, int] = {}
+        """Of all shards that were used while plans ran, and were here then."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ratio(self, source: str | None = None) -> float | None:
@@ -30,41 +37,66 @@ class Regrets:
 
     def begin(self, plan: Plan) -> None:
         """A plan came into force."""
-        here = [entry.ref for entry in self._ledger.entries()]
-        self._account.begin(plan.id, self._bytes(plan.source), here)
+        self._account.begins[plan.id] = self._moment(plan.source)
+
+    @property
+    def moments(self) -> int:
+        """How many moments the plans that run count from."""
+        return len({id(begin) for begin in self._account.begins.values()})
+
+    def _moment(self, source: str) -> Begin:
+        now, (at, latest) = time.monotonic(), self._latest.get(source, (0.0, None))
+        late = now - at > TOGETHER and self.moments < MOMENTS
+        if latest is None or late or not self._account.knows(latest):
+            here = [entry.ref for entry in self._ledger.entries() if entry.ref.source == source]
+            latest = self._account.now(self._bytes(source), here)
+            self._latest[source] = (now, latest)
+        return latest
 
     def _bytes(self, source: str) -> float:
         return float(self._received.labels(source)._value.get())  # noqa: SLF001 - the client library has no reading of its own
 
     def use(self, refs: Sequence[Ref]) -> None:
         """A plan has moved past these."""
-        if self._account.begins:
-            self._account.use(refs)
+        if not self._account.begins:
+            return
+        self._account.use(refs)
+        for ref in refs:
+            if (entry := self._ledger.get(ref)) is not None:
+                self._sizes[ref] = entry.size
 
     def end(self, plan: Plan) -> None:
         """A plan has ended."""
-        ended = self._account.end(plan.id, plan.source)
-        if ended is None or not ended[1] or len(ended[1]) > MOST:
+        ended, sizes = self._account.end(plan.id, plan.source), self._sizes
+        if not self._account.begins:
+            self._latest, self._sizes = {}, {}
+        if ended is None or not ended[1]:
             return
         begin, uses = ended
-        here = [ref for ref in begin.here if ref.source == plan.source]
-        sizes = {entry.ref: entry.size for entry in self._ledger.entries()}
         received = self._bytes(plan.source) - begin.received
-        task = asyncio.create_task(self._reckon(plan.source, uses, here, sizes, received), name=f"regret {plan.id}")
+        task = asyncio.create_task(self._reckon(plan.source, begin, uses, sizes, received), name=f"regret {plan.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _reckon(
-        self, source: str, uses: list[Ref], here: list[Ref], sizes: dict[Ref, int], received: float
+        self, source: str, begin: Begin, uses: list[Ref], sizes: Mapping[Ref, int], received: float
     ) -> None:
-        """A shard that is not here any more counts as large as the others are on average."""
-        brought = await asyncio.to_thread(least, uses, self._ledger.fits(), here)
-        usual = sum(sizes.values()) / len(sizes) if sizes else 0.0
-        self._account.add(source, received, sum(sizes.get(ref, usual) for ref in brought))
+        brought = await asyncio.to_thread(least, uses, self._ledger.fits(), begin.here)
+        self._account.add(source, received, _in_bytes(brought, sizes))
+
+    async def reckoned(self) -> None:
+        """Until all plans that have ended are in the account."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
         """What is not reckoned yet is not wanted any more."""
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.reckoned()
+
+
+def _in_bytes(refs: Sequence[Ref], sizes: Mapping[Ref, int]) -> float:
+    """Of all these shards; one that went before its use was told counts as large as the others are on average."""
+    known = [sizes[ref] for ref in refs if ref in sizes]
+    return len(refs) * sum(known) / len(known) if known else 0.0

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachedaemon import regret
+from cachedaemon.ledger import Ledger
+from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
 from cachedaemon.regret import Account, least
+from cachedaemon.regrets import MOMENTS, Regrets
+from tests.unit.test_ledger import caps, entry
+from tests.unit.test_plans import plan
 
 
 def refs(keys: str) -> list[Ref]:
@@ -41,9 +48,9 @@ def test_no_other_choice_of_victims_brings_less(uses: str, cap: int, here: set[s
 
 def test_each_plan_is_held_against_all_uses_of_its_time() -> None:
     account = Account()
-    account.begin("p", 100.0, refs("a"))
+    account.begins["p"] = account.now(100.0, refs("a"))
     account.use(refs("ab"))
-    account.begin("q", 150.0, refs("ab"))
+    account.begins["q"] = account.now(150.0, refs("ab"))
     account.use([*refs("c"), Ref("other", "x")])
     ended = account.end("p", "s")
     assert ended is not None
@@ -68,3 +75,46 @@ def test_the_ratio_is_of_the_sums() -> None:
     assert account.ratio("t") == 2.0
     assert account.ratio() == 1.2
     assert account.ratio("u") is None
+
+
+def test_a_log_that_grows_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that goes back and forth for ever, or lives for weeks, costs bounded memory."""
+    monkeypatch.setattr(regret, "MOST", 10)
+    account = Account()
+    account.begins["long"] = account.now(0.0, [])
+    account.use(refs("abcdefgh"))
+    account.begins["short"] = account.now(0.0, [])
+    account.use(refs("ijkl"))
+    assert account.end("long", "s") is None, "it ends uncounted"
+    ended = account.end("short", "s")
+    assert ended is not None
+    assert ended[1] == refs("ijkl")
+
+
+@pytest.mark.asyncio
+async def test_shards_that_went_count_with_their_own_sizes() -> None:
+    """Of shards of one byte and of a million, what each plan brought, and had to, is the same."""
+    ledger, metrics = Ledger(caps(1)), Metrics("test")
+    regrets, one = Regrets(ledger, metrics), plan("p")
+    regrets.begin(one)
+    for key, size in (("small", 1), ("large", 1_000_000)):
+        ledger.clear()
+        ledger.add(entry(key, 0.0, size))
+        metrics.origin_bytes.labels("s").inc(size)
+        regrets.use([Ref("s", key)])
+    regrets.end(one)
+    await regrets.reckoned()
+    assert regrets.ratio("s") == 1.0
+
+
+@pytest.mark.asyncio
+async def test_plans_that_begin_together_share_what_was_here() -> None:
+    """A thousand plans beside a hundred thousand shards would keep it a thousand times."""
+    regrets = Regrets(Ledger(caps(1)), Metrics("test"))
+    plans = [plan(f"p{number}") for number in range(100)]
+    for one in plans:
+        regrets.begin(one)
+    assert regrets.moments <= MOMENTS
+    for one in plans:
+        regrets.end(one)
+    assert regrets.moments == 0
