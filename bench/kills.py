@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from kills_readers import PROGRAM, SOURCES, Data, is_whole
+from kills_readers import PROGRAM, Data, is_whole
 from side_by_side import Daemon, folder, main, table, until
 
 from tests.fakes import disk
@@ -36,8 +36,8 @@ from tests.fakes.waiting import family
 
 READING = 4
 """Readers that nobody kills."""
-CAP = 40
-"""Shards: more than all leases together, fewer than there are."""
+CAP = 30
+"""Shards: more than readers hold while they want more, so that none waits for ever; fewer than half of what there is."""
 PATIENCE = 60.0
 """Seconds that something may take which does take a moment, on a machine that is busy."""
 MIX = {"reader": 60, "worker": 33, "helper": 1, "any": 1, "start": 1, "fetch": 1, "unpack": 1, "evict": 1}
@@ -135,11 +135,14 @@ class Deaths:
 
     def _evicting(self) -> None:
         """While an eviction that was asked for is under way."""
-        source = self.chance.choice(list(SOURCES))
-        key = self.chance.choice([one["key"] for one in self.daemon.shards(source)] or self.data.keys(source))
-        with contextlib.closing(self.daemon.connection()) as link:
+        self.evict([f"{one['source']}/{one['key']}" for one in self.daemon.shards()])
+        self._pause(0.006)
+
+    def evict(self, names: list[str]) -> None:
+        """Ask for the eviction of one of these, leased or not, and go without the answer; nobody may be there to hear."""
+        source, _, key = self.chance.choice(names or ["plain/none"]).partition("/")
+        with contextlib.suppress(OSError), contextlib.closing(self.daemon.connection(1.0)) as link:
             link.request("DELETE", f"/v1/shards?source={source}&key={key}")
-            self._pause(0.006)
 
     def _staged(self, name: str) -> list[Path]:
         return list((self.daemon.cache / "staging").glob(f"*/{name}"))
@@ -293,6 +296,7 @@ class Run:
             kind = "reader"  # there is none now: somebody dies all the same
         if kind in ("reader", "worker"):
             self._tell(kind)
+            self.deaths.evict(disk.published(self.daemon.cache))
             time.sleep(self.chance.uniform(0.0, 0.02))
         elif kind != "helper":
             self.deaths.kill(kind)
