@@ -40,8 +40,10 @@ CAP = 30
 """Shards: more than readers hold while they want more, so that none waits for ever; fewer than half of what there is."""
 PATIENCE = 60.0
 """Seconds that something may take which does take a moment, on a machine that is busy."""
-MIX = {"reader": 60, "worker": 33, "helper": 1, "any": 1, "start": 1, "fetch": 1, "unpack": 1, "evict": 1}
-"""Of 100; `start` is of a daemon that another kill has had started: one more."""
+MOMENTS = ("any", "start", "fetch", "unpack", "evict")
+"""Of the daemon's."""
+MIX = {"reader": 60, "worker": 33, "helper": 1, **dict.fromkeys(MOMENTS, 1)}
+"""Of 100 kills; `start` is two of them, since it is a daemon's that starts after another kill."""
 COUNTS = ("wrong bytes", "failed reads", "stale leases", "leaked bytes", "leaked plan files", "other complaints")
 
 
@@ -292,15 +294,14 @@ class Run:
 
     def kill(self, kind: str) -> None:
         """One kill."""
-        if kind == "helper" and not self.deaths.helper():
-            kind = "reader"  # there is none now: somebody dies all the same
-        if kind in ("reader", "worker"):
+        if kind in MOMENTS:
+            self.deaths.kill(kind)
+        elif kind != "helper" or not self.deaths.helper():
+            kind = "worker" if kind == "worker" else "reader"  # without a helper somebody dies all the same
             self._tell(kind)
             self.deaths.evict(disk.published(self.daemon.cache))
             time.sleep(self.chance.uniform(0.0, 0.02))
-        elif kind != "helper":
-            self.deaths.kill(kind)
-        self.tally.kills["daemon" if kind in MIX and kind not in ("reader", "worker", "helper") else kind] += 1
+        self.tally.kills["daemon" if kind in MOMENTS else kind] += 1
 
     def _tell(self, word: str) -> None:
         self.nursery.tell(word)
