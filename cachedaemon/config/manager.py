@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 FIRST = 3
 """The first descriptor that is passed (SD_LISTEN_FDS_START)."""
+MOST = 1 << 20
+"""Descriptors that can be passed: no process has more (fs.nr_open of proc_sys_fs(5), unless it was raised)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def take_handed(environ: MutableMapping[str, str], pid: int | None = None) -> Ha
 
 def _sockets(count: str, names: str) -> tuple[tuple[int, str], ...]:
     """Names are as many as descriptors, or they do not count."""
-    descriptors = range(FIRST, FIRST + _number(count))
+    descriptors = range(FIRST, FIRST + number) if (number := _number(count)) <= MOST else range(0)
     given = names.split(":")
     if len(given) != len(descriptors):
         given = [""] * len(descriptors)

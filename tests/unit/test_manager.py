@@ -43,6 +43,10 @@ def test_what_makes_no_sense_counts_as_not_there(name: str, value: str) -> None:
     assert take_handed({name: value, "LISTEN_FDNAMES": "a:b"}, 7) == Handed()
 
 
+def test_no_process_has_so_many_descriptors() -> None:
+    assert take_handed({"LISTEN_FDS": "99999999999", "LISTEN_PID": "7"}, 7) == Handed()
+
+
 def test_names_that_do_not_match_do_not_count() -> None:
     environ = {"LISTEN_FDS": "2", "LISTEN_PID": "7", "LISTEN_FDNAMES": "one"}
     assert take_handed(environ, 7).sockets == ((3, ""), (4, ""))
