@@ -85,3 +85,16 @@ def test_the_operators_guide_has_every_alert() -> None:
         r"^\| \[(Cachedaemon\w+)\]\(metrics\.md#(\w+)\) \|", (PROJECT / "docs/operating.md").read_text(), re.MULTILINE
     )
     assert sorted(rows) == sorted((alert, alert.lower()) for alert in alerts)
+
+
+def test_the_operators_guide_has_every_reason_of_health() -> None:
+    """Areas that are reported by name, and the work in the background, which is reported under its own."""
+    code = "".join(path.read_text() for path in (PROJECT / "cachedaemon").rglob("*.py"))
+    areas = set(re.findall(r'trouble\.report\(\s*"([a-z]+)"', code))
+    upkeep = (PROJECT / "cachedaemon/upkeep.py").read_text()
+    work = set(re.findall(r"self\._(\w+)", re.findall(r"for work in \((.*)\):", upkeep)[0]))
+    others = set(re.findall(r'_lasting\("(\w+)"', upkeep))
+    page = (PROJECT / "docs/operating.md").read_text().partition("## Health")[2].partition("## Alerts")[0]
+    told = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ((?:`[\w ]+`(?:, )?)+) \|", page, re.MULTILINE))))
+    assert len(areas | work | others) > 8
+    assert (areas | work | others) - told == set()
