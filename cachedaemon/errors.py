@@ -6,7 +6,11 @@ Messages name the thing, the cause and what is allowed, never a URL, a secret or
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
+
+SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""What a call says that fails because this process, or the machine, is short of something. See `Shortage`."""
 
 
 class CacheDaemonError(Exception):

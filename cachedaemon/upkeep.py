@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 
 from cachedaemon.cache import CHECK, Cache
 from cachedaemon.entries import Entry
-from cachedaemon.errors import CacheDaemonError, NoSpace
+from cachedaemon.errors import SHORT, CacheDaemonError, NoSpace
 from cachedaemon.model import Ref
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.store import Found, Known, Opened, Store
-from cachedaemon.store.disk import SHORT, disk_error
+from cachedaemon.store.disk import disk_error
 
 log = logging.getLogger(__name__)
 

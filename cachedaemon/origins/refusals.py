@@ -6,13 +6,14 @@ No message shows a URL, which may be signed, nor a header's value.
 from __future__ import annotations
 
 import email.utils
+import os
 import ssl
 import time
 from collections.abc import Mapping
 
 import aiohttp
 
-from cachedaemon.errors import CacheDaemonError, Missing, OriginRefused, OriginUnavailable, Overloaded
+from cachedaemon.errors import SHORT, CacheDaemonError, Missing, OriginRefused, OriginUnavailable, Overloaded, Shortage
 from cachedaemon.model import Ref
 from cachedaemon.origins.trust import NoAuthorities
 
@@ -55,7 +56,9 @@ def _refusal(said: str, status: int, headers: Mapping[str, str]) -> CacheDaemonE
 
 
 def no_answer(ref: Ref | str, cause: Exception, who: str = ORIGIN) -> CacheDaemonError:
-    """A request that got no answer, from whom it was asked of."""
+    """A request that got no answer, from whom it was asked of; or that could not be made, which is no fault of theirs."""
+    if isinstance(cause, OSError) and cause.errno in SHORT:
+        return Shortage(f"{ref}: the daemon is short of something: {os.strerror(cause.errno)}")
     if isinstance(cause, aiohttp.ClientHttpProxyError):
         return _refused_by_proxy(ref, cause)
     if isinstance(cause, aiohttp.ClientConnectorCertificateError):

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, replace
 
 from cachedaemon.digests import Piece
-from cachedaemon.errors import Shortage
+from cachedaemon.errors import SHORT, Shortage
 from cachedaemon.model import Digest, Disk, Meta, Need, Ref, Stamp, Validators
 from cachedaemon.pools import started
 from cachedaemon.store import disk, removal, scan
@@ -334,7 +334,7 @@ class Store:
         try:
             return digest(place) == meta.digest
         except OSError as cause:
-            if cause.errno in disk.SHORT:
+            if cause.errno in SHORT:
                 raise
             return False  # a sector that cannot be read is one that no reader can have
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 import xxhash
 
 from cachedaemon.digests import Hashes, Piece
-from cachedaemon.errors import NoSpace, Shortage
+from cachedaemon.errors import SHORT, NoSpace, Shortage
 from cachedaemon.model import Digest, Disk, Meta, Stamp, Taken, Validators, unheeded
 from cachedaemon.store.layout import Modes
 from cachedaemon_client import lease
@@ -33,10 +33,6 @@ _AT_ONCE = os.sysconf("SC_IOV_MAX")
 def stamp_of(seen: os.stat_result) -> Stamp:
     """The identity of what `stat` saw."""
     return Stamp(seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
-
-
-SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-"""What the daemon itself can be short of."""
 
 
 def disk_error(cause: OSError, what: str) -> NoSpace:

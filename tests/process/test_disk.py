@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
+import resource
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import OrdinaryUser
 from tests.fakes import content, disk, packing
+from tests.fakes.api import UnixConnection
 from tests.fakes.daemon import Daemon
 from tests.fakes.fusefs import fuse_fs
 from tests.fakes.mounts import loop_fs, small_tmpfs
@@ -152,21 +157,33 @@ def test_every_tenth_call_fails_with_eio(origin: Origin, folder: Path, ops: list
 
 
 def test_a_daemon_short_of_descriptors_says_so_and_recovers(origin: Origin) -> None:
-    """EMFILE is no damage: nothing is evicted for it, and the error names it."""
+    """EMFILE is no damage: nothing is evicted for it, the error names it, and who connects meanwhile waits."""
     origin.default(lambda name: Object(name, 1000))
-    with Daemon({"s": origin.url}, max_shards=50, wrap=["prlimit", "--nofile=64"], scan="200ms") as daemon:
+    with (
+        Daemon({"s": origin.url}, max_shards=50, scan="200ms", fetch={"retries": 0}) as daemon,
+        contextlib.closing(daemon.connection()) as inside,
+        ThreadPoolExecutor(1) as pool,
+    ):
         daemon.path("s", "a.bin")
-        held = [daemon.connection() for _ in range(60)]
-        try:
-            for one in held:
-                one.connect()
-            until(lambda: daemon.descriptors() >= 60, 20)
-        finally:
-            for one in held:
-                one.close()
-        until(lambda: daemon.descriptors() < 50, 20)
-        assert daemon.acquire("s", "a.bin").body["result"] == "hit"
+        inside.request("GET", "/v1/hello")
+        inside.getresponse().read()
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        outside = pool.submit(daemon.acquire, "s", "a.bin")
+        until(lambda: "connections" in _said(inside, "GET", "/healthz")["reasons"], 20)
+        asked = _said(inside, "POST", "/v1/acquire", {"source": "s", "key": "b.bin", "wait": 20})["error"]
+        assert asked["code"] == "no_space"
+        assert "the daemon is short of something: Too many open files" in asked["message"]
+        assert "Too many open files" in _said(inside, "GET", "/healthz")["reasons"]["shortage"]
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        assert outside.result().body["result"] == "hit"
         assert origin["a.bin"].gets == 1
+
+
+def _said(link: UnixConnection, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """A call on a connection that is open already."""
+    link.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+    return dict(json.loads(link.getresponse().read()))
 
 
 # --- what the start refuses ----------------------------------------------------------------------------------------
