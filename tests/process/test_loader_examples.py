@@ -1,4 +1,4 @@
-"""The examples of SPDL and WebDataset, as programs."""
+"""The examples of loaders, as programs."""
 
 from __future__ import annotations
 
@@ -72,9 +72,42 @@ def test_webdataset_reads_all(daemon: Daemon) -> None:
     assert epochs(run("webdataset_loader.py", *words, "--style", "fluid", daemon=daemon)) == [(0, 24), (1, 24)]
 
 
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("style", ["iterable", "map"])
+def test_torch_reads_all(daemon: Daemon, style: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed: make torch")
+    words = ["s", "0.zip", "1.zip", "2.zip", "--workers", "2", "--mix", "2", "--style", style]
+    assert epochs(run("torch_dataloader.py", *words, daemon=daemon)) == [(0, 24), (1, 24)]
+
+
+@pytest.mark.slow
+def test_pandas_reads_the_columns_that_it_is_asked_for(folder: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas and pyarrow are not installed: make frames")
+    make = f"""
+import pandas
+for part in range(3):
+    pandas.DataFrame({{"id": range(part + 5), "text": "words"}}).to_parquet({str(folder)!r} + f"/{{part}}.parquet")
+"""
+    readers.run(None, make)
+    with Origin() as origin:
+        for path in folder.glob("*.parquet"):
+            origin.put(path.name, data=path.read_bytes())
+        with Daemon({"s": origin.url}, max_shards=2) as running:
+            keys = [f"{part}.parquet" for part in range(3)]
+            ran = run("parquet_columns.py", "s", *keys, "--columns", "id", daemon=running)
+            assert ran.returncode == 0, ran.stderr
+            said = [f"{key}: {part + 5} rows of id" for part, key in enumerate(keys)]
+            assert ran.stdout.splitlines()[:-1] == said
+            assert ran.stdout.splitlines()[-1].startswith("18 rows in ")
+            assert origin.gets == 3
+
+
 @pytest.mark.parametrize(
     ("name", "absent", "needs"),
     [
+        ("parquet_columns.py", "pandas", "pandas, pyarrow, fsspec and cachedaemon-client"),
         ("spdl_pipeline.py", "spdl", "spdl-core and cachedaemon-client"),
         ("webdataset_loader.py", "torch", "webdataset, torch and cachedaemon-client"),
     ],
