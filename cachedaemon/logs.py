@@ -6,6 +6,7 @@ that it comes from, so that all lines of one flight have its number.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -21,7 +22,7 @@ from cachedaemon.model import Ref
 _QUIET = frozenset({"missing", "bad_archive"})
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 """Of syslog(3); systemd reads it before a line (sd-daemon(3))."""
-_UNSEEN = (*range(32), *range(127, 160), *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_UNSEEN = (*range(32), *range(127, 160), 0x061C, *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 """Characters that a terminal takes as orders, or that end a line or turn the direction of writing."""
 _ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _UNSEEN}
 _IN_TEXT = _ESCAPED | {ord("\n"): "\\n", ord("\t"): "\\t", ord('"'): '\\"', ord("\\"): "\\\\"}
@@ -93,7 +94,9 @@ def tell_failure(log: logging.Logger, ref: Ref, cause: CacheDaemonError) -> None
 
 
 def configure(form: str, level: str, *, is_journal: bool) -> None:
-    """Log to standard error in this form, from this level on."""
+    """Log to standard error in this form, from this level on. In UTF-8 whatever the locale says, as JSON is (RFC 8259, 8.1)."""
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(is_journal=is_journal) if form == "json" else _Text(is_journal=is_journal))
     logging.getLogger().handlers[:] = [handler]

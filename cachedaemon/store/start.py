@@ -26,7 +26,8 @@ LOCK_WAIT = 5.0
 
 def unusable(root: Path, cause: OSError) -> StartError:
     """The cache directory cannot be used, and why."""
-    return StartError(f"cache.dir = {str(root)!r} cannot be used: {cause.strerror or cause}")
+    where = f" ({cause.filename})" if cause.filename not in (None, str(root)) else ""
+    return StartError(f"cache.dir = {str(root)!r} cannot be used: {cause.strerror or cause}{where}")
 
 
 # ---- its place

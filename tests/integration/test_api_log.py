@@ -183,14 +183,14 @@ def test_a_line_has_a_priority_where_the_journal_reads_it(origin: Origin) -> Non
 
 
 def said_by(form: str, message: str, *args: object, is_journal: bool = False, **how: object) -> str:
-    """What one line of a daemon's log looks like; the root logger is as it was afterwards."""
+    """What one line of a daemon's log looks like in a locale of long ago; the root logger is as it was afterwards."""
     root, own = logging.getLogger(), logging.getLogger("cachedaemon")
     before, level, own_level, error = root.handlers[:], root.level, own.level, sys.stderr
-    sys.stderr = io.StringIO()
+    sys.stderr = io.TextIOWrapper(written := io.BytesIO(), encoding="latin-1", errors="backslashreplace")
     try:
         configure(form, "info", is_journal=is_journal)
         own.warning(message, *args, **how)  # type: ignore[arg-type]
-        return sys.stderr.getvalue().removesuffix("\n")
+        return written.getvalue().decode().removesuffix("\n")
     finally:
         sys.stderr = error
         root.handlers[:] = before
@@ -199,6 +199,7 @@ def said_by(form: str, message: str, *args: object, is_journal: bool = False, **
 
 
 @given(st.text(), st.text(min_size=1))
+@example("a\u061cb\u2066", "\xe9\u20ac\U0001f600")
 @example("a\u202eb\x9b2J\u2028", '"quoted" = \\ ')
 def test_whatever_is_said_is_one_visible_line(text: str, key: str) -> None:
     """Text and JSON alike: no control character, no separator, nothing that turns the writing; JSON says it back whole."""
@@ -206,7 +207,18 @@ def test_whatever_is_said_is_one_visible_line(text: str, key: str) -> None:
         line = said_by(form, "%s: %s", Ref("s", key), text)
         assert line.splitlines() == [line]
         assert not {unicodedata.category(one) for one in line} & {"Cc", "Zl", "Zp"}
-        assert "\u202e" not in line
+        assert not {unicodedata.bidirectional(one) for one in line} & {
+            "LRO",
+            "RLO",
+            "LRE",
+            "RLE",
+            "PDF",
+            "LRI",
+            "RLI",
+            "FSI",
+            "PDI",
+        }
+        assert "\u061c" not in line
         if form == "json":
             said = json.loads(line)
             assert (said["message"], said["key"], said["source"]) == (f"s/{key}: {text}", key, "s")

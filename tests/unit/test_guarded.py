@@ -10,6 +10,7 @@ import pytest
 
 from cachedaemon.errors import StartError
 from cachedaemon.guarded import doubts, make_folder, make_way
+from cachedaemon.store.directory import Directory, SourceMark
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon.store.start import lock, make_folders, make_root
 
@@ -104,6 +105,15 @@ def test_links_in_the_cache_directory_are_refused(folder: Path, name: str) -> No
     with pytest.raises((StartError, OSError), match=r"symbolic link"):
         take(layout)
     assert os.listdir(folder / "elsewhere") == []
+
+
+def test_what_is_in_the_way_is_named(folder: Path) -> None:
+    """A file that is no file, say: which one it is stands in the error."""
+    (way := folder / "meta" / "s").mkdir(parents=True)
+    os.mkfifo(way / ".source")
+    directory = Directory(Layout(folder), Modes.for_group(None))
+    with pytest.raises(StartError, match=rf"cannot be used: not a regular file \({way}/.source\)$"):
+        directory.open([SourceMark("s", "digest", "index", direct=True)])
 
 
 @pytest.mark.root
