@@ -165,6 +165,8 @@ It is all still running. In another terminal:
   curl --unix-socket {self._socket} http://localhost/v1/status
   curl http://127.0.0.1:{self._http}/metrics
 
+In a browser: http://127.0.0.1:{self._http}/
+
   {sys.executable}
   >>> from cachedaemon_client import ShardCache
   >>> cache = ShardCache("{SOURCE}", socket="{self._socket}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,14 @@ def test_the_operators_guide_has_every_reason_of_health() -> None:
     told = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ((?:`[\w ]+`(?:, )?)+) \|", page, re.MULTILINE))))
     assert len(areas | work | others) > 8
     assert (areas | work | others) - told == set()
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_layer_is_told_of(name: str) -> None:
+    """As `pyproject.toml` has them for the linter."""
+    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = set(re.findall(r"\((\w+)\)", " ".join(contracts[0]["layers"])))
+    section = {"ARCHITECTURE.md": "## Layers", "CONTRIBUTING.md": "## Shape"}[name]
+    told = (PROJECT / name).read_text().partition(section)[2].partition("\n## ")[0]
+    assert len(layers) > 30
+    assert layers - set(re.findall(r"\w+", told)) == set()
