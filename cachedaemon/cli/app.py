@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from cachedaemon.cli import fetching, looking, paths, serving, top, verifying
+from cachedaemon.cli.words import plain
 from cachedaemon.errors import CacheDaemonError
 from cachedaemon_client.errors import CacheError, DaemonUnavailable, Refused
 
@@ -100,5 +101,5 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 def _fail(message: str, status: int) -> NoReturn:
     line = "; ".join(part for part in message.splitlines() if part.strip())
-    typer.echo(f"cachedaemon: {line}", err=True)
+    typer.echo(f"cachedaemon: {plain(line)}", err=True)  # it may name keys that anybody has chosen
     sys.exit(status)

@@ -13,6 +13,7 @@ import typer
 from cachedaemon.cli import bars, programs
 from cachedaemon.cli.coming import looks
 from cachedaemon.cli.link import PATIENCE, Socket, Source, Wait, cache_of, cap_of
+from cachedaemon.cli.words import plain
 from cachedaemon_client import Shard, ShardCache
 from cachedaemon_client.errors import BY_CODE, CacheError
 from cachedaemon_client.job import Job
@@ -108,7 +109,7 @@ def execute(
             paths = _leased(source, keys, leases, socket, wait)
             status = programs.run(program(paths))
     except CacheError as cause:
-        typer.echo(f"cachedaemon: {cause}", err=True)
+        typer.echo(f"cachedaemon: {plain(str(cause))}", err=True)
         raise typer.Exit(NOT_SO_FAR) from None
     raise typer.Exit(status)
 

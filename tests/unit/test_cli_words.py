@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedaemon.cli import programs, words
+from cachedaemon.cli.app import run
 from cachedaemon.cli.bars import Bar
 from cachedaemon.cli.coming import Coming, coming
 from cachedaemon.cli.drawn import drawn
@@ -158,3 +159,13 @@ def test_events_are_read_as_the_standard_says() -> None:
         b": alive\n", b"\n", b'data:{"x": 1}\n', b"\n", b"event: ready\n", b'data: {"cut": true}\n',
     ]  # fmt: skip
     assert list(parsed(lines)) == [{"event": "ready", "source": "s", "key": "k"}, {"event": "message", "x": 1}]
+
+
+@pytest.mark.parametrize("words", [["get", "s", "k"], ["exec", "s", "k", "--", "true", "{}"], ["status"]])
+def test_an_error_gives_a_terminal_no_orders(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What it names may be of others' choosing, as keys are that an origin lists."""
+    with pytest.raises(SystemExit):
+        run([words[0], "--socket", "/none\x1b]0;owned\x07", *words[1:]])
+    said = capsys.readouterr().err
+    assert "/none\\x1b]0;owned\\x07" in said
+    assert said.rstrip("\n").isprintable()
