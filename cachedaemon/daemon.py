@@ -235,8 +235,10 @@ class Daemon:
             await Door(runner, link, self._nobody_let_in).start()
         return runner
 
-    def _nobody_let_in(self, why: str) -> None:
-        if self.store.trouble.report("connections", why):
+    def _nobody_let_in(self, why: str | None) -> None:
+        if why is None:
+            self.store.trouble.over("connections")
+        elif self.store.trouble.report("connections", why):
             log.warning("%s", why)
 
     def _serving(self) -> str:

@@ -21,11 +21,14 @@ PAUSE = 0.1
 
 
 class Door(web.BaseSite):
-    """One listening socket, which is closed with it. `full` is told why nobody is let in, each time that it is looked at."""
+    """One listening socket, which is closed with it.
 
-    __slots__ = ("_coming", "_full", "_guests", "_link", "_loop", "_timer")
+    `full` is told why nobody is let in, each time that it is looked at, and None once nobody waits any more.
+    """
 
-    def __init__(self, runner: Runner, link: socket.socket, full: Callable[[str], object]) -> None:
+    __slots__ = ("_coming", "_full", "_guests", "_link", "_loop", "_timer", "_waited")
+
+    def __init__(self, runner: Runner, link: socket.socket, full: Callable[[str | None], object]) -> None:
         super().__init__(runner)
         self._guests = runner.guests
         self._link = link
@@ -33,6 +36,7 @@ class Door(web.BaseSite):
         self._loop = asyncio.get_running_loop()
         self._coming: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._waited = False
 
     @property
     def name(self) -> str:
@@ -59,6 +63,7 @@ class Door(web.BaseSite):
         self._loop.add_reader(self._link, self._let_in)
 
     def _pause(self, why: str) -> None:
+        self._waited = True
         self._full(why)
         self._loop.remove_reader(self._link)
         self._timer = self._loop.call_later(PAUSE, self._open)
@@ -69,12 +74,19 @@ class Door(web.BaseSite):
                 return self._pause(self._guests.told)
             try:
                 link, _ = self._link.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return None
+            except BlockingIOError:
+                return self._none_wait()
+            except ConnectionAbortedError:
+                continue
             except OSError as cause:  # no descriptor, no memory: it passes
                 return self._pause(f"no more connections can be taken: {cause.strerror}")
             self._take(link)
         return None
+
+    def _none_wait(self) -> None:
+        if self._waited:
+            self._waited = False
+            self._full(None)
 
     def _take(self, link: socket.socket) -> None:
         link.setblocking(False)

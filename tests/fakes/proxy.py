@@ -7,7 +7,7 @@ import contextlib
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 
@@ -20,6 +20,8 @@ class Proxy:
     """`user:password` that it wants to see."""
     refuse: int | None = None
     """A status that everything is answered with."""
+    delay: float = 0.0
+    """Seconds that each piece of what comes back takes longer."""
     heads: list[str] = field(default_factory=list)
 
     @property
@@ -80,13 +82,16 @@ async def _serve(proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.Str
             to_there.write(f"GET {rest}".encode("latin-1"))
             answer = await from_there.readuntil(b"\r\n\r\n")
             writer.write(answer[:-2] + b"Connection: close\r\n\r\n")
-        await asyncio.gather(_pass(reader, to_there), _pass(from_there, writer))
+        await asyncio.gather(_pass(reader, to_there), _pass(from_there, writer, lambda: proxy.delay))
     finally:
         to_there.transport.abort()
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pass(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float] = lambda: 0.0
+) -> None:
     while data := await reader.read(1 << 16):
+        await asyncio.sleep(delay())
         writer.write(data)
         await writer.drain()
     if writer.can_write_eof():

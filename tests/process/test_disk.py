@@ -23,7 +23,7 @@ from tests.fakes.api import UnixConnection
 from tests.fakes.daemon import Daemon
 from tests.fakes.fusefs import fuse_fs
 from tests.fakes.mounts import loop_fs, small_tmpfs
-from tests.fakes.origin import Object, Origin
+from tests.fakes.origin import Object, Origin, busy
 from tests.fakes.waiting import until
 
 MIB = 1 << 20
@@ -349,24 +349,32 @@ def _is_free(path: Path) -> bool:
     return True
 
 
-def test_a_clock_that_is_set_back_changes_no_duration(origin: Origin, folder: Path) -> None:
-    """C-50: grace and the order of use go by a clock that nobody sets."""
+@pytest.fixture
+def clock(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Where to write how far the system's clock is off, and the environment of a process that goes by it.
+
+    As when the clock is set: what counts seconds and what the file system says stay as they are.
+    """
     if shutil.which("faketime") is None:
         pytest.skip("faketime is not installed")
-    origin.default(lambda name: Object(name, 1000))
     asked = subprocess.run(["faketime", "-f", "+0", "env"], capture_output=True, text=True, check=True).stdout
     preload = next(line.partition("=")[2] for line in asked.splitlines() if line.startswith("LD_PRELOAD="))
-    clock = folder / "clock"
-    clock.write_text("+0")
-    # As when the system's clock is set: what counts seconds and what the file system says stay as they are.
+    place = folder / "clock"
+    place.write_text("+0")
     steady = dict.fromkeys(
         ("FAKETIME_NO_CACHE", "DONT_FAKE_MONOTONIC", "FAKETIME_DONT_FAKE_MONOTONIC", "NO_FAKE_STAT"), "1"
     )
-    env = {"LD_PRELOAD": preload, "FAKETIME_TIMESTAMP_FILE": str(clock), **steady}
+    return place, {"LD_PRELOAD": preload, "FAKETIME_TIMESTAMP_FILE": str(place), **steady}
+
+
+def test_a_clock_that_is_set_back_changes_no_duration(origin: Origin, clock: tuple[Path, dict[str, str]]) -> None:
+    """C-50: grace and the order of use go by a clock that nobody sets."""
+    place, env = clock
+    origin.default(lambda name: Object(name, 1000))
     with Daemon({"s": origin.url}, max_shards=2, grace="1s", env=env) as daemon:
         daemon.path("s", "a.bin")
         daemon.path("s", "b.bin")
-        clock.write_text("-3600")
+        place.write_text("-3600")
         began = time.monotonic()
         until(lambda: all(_is_free(daemon.cache / "shards" / shard) for shard in disk.published(daemon.cache)), 10)
         assert time.monotonic() - began < 20
@@ -378,3 +386,25 @@ def test_a_clock_that_is_set_back_changes_no_duration(origin: Origin, folder: Pa
         assert {one["key"] for one in daemon.shards()} == {"a.bin", "c.bin"}
         daemon.path("s", "d.bin")
         daemon.audit()
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_set_back_keeps_no_plan_and_holds_up_no_try(
+    origin: Origin, clock: tuple[Path, dict[str, str]]
+) -> None:
+    """C-50: a plan ends with its owner, and a try comes after the pause that it was meant to come after."""
+    place, env = clock
+    origin.default(lambda name: Object(name, 1000))
+    origin.put("busy.bin", 1000, statuses=[busy(2), busy(), busy()])
+    plan = {"source": "s", "keys": ["a.bin", "b.bin"]}
+    with Daemon({"s": origin.url}, fetch={"retries": 5}, env=env) as daemon, ThreadPoolExecutor(1) as pool:
+        file = Path(daemon.api("PUT", "/v1/plans/p", plan).body["file"])
+        with file.open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+            asked = pool.submit(daemon.path, "s", "busy.bin", 60)
+            until(lambda: origin["busy.bin"].gets, 20)
+            place.write_text("-3600")
+            assert content.matches(asked.result(), "busy.bin", 1000)
+            assert [one["id"] for one in daemon.status()["plans"]] == ["p"]
+        until(lambda: not daemon.status()["plans"], 20, "the plan's end")
+        until(lambda: daemon.api("GET", "/healthz").body["status"] == "ok", 45)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -21,6 +22,7 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.exposition import samples
 from tests.fakes.mounts import loop_fs, small_tmpfs
 from tests.fakes.origin import Object, Origin, OriginProcess, shard_name
+from tests.fakes.proxy import proxying
 from tests.fakes.waiting import until
 
 MIB = 1 << 20
@@ -308,6 +310,29 @@ def test_an_origin_that_stops_and_goes_on() -> None:
         assert threads(daemon) <= first + 12
         until(lambda: daemon.descriptors() <= before + 12, 40, "connections that are kept, and no more")
         daemon.audit()
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_network_that_is_slow_to_answer(origin: Origin) -> None:
+    """What comes late comes; what comes later than `stall_timeout` is told, and comes once the network is quicker."""
+    fetch = {"retries": 20, "stall_timeout": "2s"}
+    async with proxying() as proxy:
+        with Daemon({"s": {"url": origin.url, "proxy": proxy.url}}, fetch=fetch) as daemon:
+
+            async def ask(keys: range) -> set[int]:
+                asked = [asyncio.to_thread(daemon.acquire, "s", f"{n}.bin", 60) for n in keys]
+                return {answer.status for answer in await asyncio.gather(*asked)}
+
+            proxy.delay = 0.3
+            assert await ask(range(4)) == {200}
+            assert daemon.metric("fetch_failures_total") == 0
+            proxy.delay = 4.0
+            late = asyncio.create_task(ask(range(4, 8)))
+            await asyncio.to_thread(until, lambda: "source s" in reasons(daemon), 30, "health tells")
+            assert daemon.acquire("s", "0.bin").body["result"] == "hit"
+            proxy.delay = 0.0
+            assert await late == {200}
+            await asyncio.to_thread(until, lambda: is_well(daemon), BACK)
 
 
 @contextlib.contextmanager
