@@ -67,6 +67,14 @@ def test_braces_that_are_no_range_are_refused_with_what_is_allowed(template: str
         expand(template)
 
 
+@pytest.mark.parametrize(
+    "template", ["{0..99999999999}", "{0..9999}{1..1001}", "{-999999999999999999..999999999999999999}"]
+)
+def test_a_template_of_too_many_keys_is_refused_before_it_fills_the_memory(template: str) -> None:
+    with pytest.raises(ValueError, match="allowed are 10000000"):
+        expand(template)
+
+
 def test_a_huge_range_is_made_as_it_is_used() -> None:
     assert list(itertools.islice(expand("k{0..999999}"), 2)) == ["k0", "k1"]
 
