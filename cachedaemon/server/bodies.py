@@ -35,6 +35,8 @@ TOUCH: TypeAdapter[Touch] = TypeAdapter(Touch)
 
 async def body(request: web.Request, kind: TypeAdapter[T], most: int = SMALL) -> T:
     """The request's body; `BadRequest` names the member, and what is allowed. Members that nobody knows are ignored."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise BadRequest("the body has a Content-Encoding; allowed is none")
     if (request.content_length or 0) > most or len(text := await _read(request)) > most:
         raise BadRequest(f"the body is too long; allowed are {most} bytes")
     try:

@@ -81,7 +81,8 @@ class Runner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        how = {"keepalive_timeout": self.guests.bounds.idle} | self._kwargs
+        # No body is unpacked: 60 kB could become as many MB, of each of a user's connections.
+        how = {"keepalive_timeout": self.guests.bounds.idle, "auto_decompress": False} | self._kwargs
         return _Server(made.request_handler, request_factory=made.request_factory, of=self, **how)
 
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,31 @@ def test_nor_is_it_where_metrics_are_scraped(daemon: Daemon, what: str) -> None:
     with quiet(daemon), contextlib.closing(dialled(daemon, tcp=True)) as link:
         link.sendall(RUBBISH[what])
         assert told(link)[2]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_no_body_is_unpacked(daemon: Daemon, *, tcp: bool) -> None:
+    """What is small on its way must not become large here, wherever it comes in."""
+    bomb = gzip.compress(bytes(30_000_000))
+    head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" if tcp else POST
+    before = peak(daemon)
+    with quiet(daemon), contextlib.closing(dialled(daemon, tcp=tcp)) as link:
+        link.sendall(head + f"Content-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n".encode() + bomb)
+        said = everything(link).decode()
+    assert peak(daemon) < before + 20_000
+    assert said.startswith("HTTP/1.1 200" if tcp else "HTTP/1.1 400")
+    assert tcp or "the body has a Content-Encoding; allowed is none" in said
+
+
+def peak(daemon: Daemon) -> int:
+    """Of the daemon's memory, in KiB (VmHWM of proc_pid_status(5))."""
+    [line] = [one for one in Path(f"/proc/{daemon.pid}/status").read_text().splitlines() if one.startswith("VmHWM")]
+    return int(line.split()[1])
+
+
+def everything(link: socket.socket) -> bytes:
+    """Until the daemon hangs up."""
+    return b"".join(iter(lambda: link.recv(65536), b""))
 
 
 @pytest.mark.slow
