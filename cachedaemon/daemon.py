@@ -54,6 +54,9 @@ DRAIN = 8.0
 FAREWELL = 2.0
 """Seconds that answers under way may take after everything else has ended."""
 
+LOOK_AT_SOCKET = 5.0
+"""Seconds between two looks whether the socket has its name."""
+
 Reload = Callable[[], Settings]
 
 
@@ -143,7 +146,11 @@ class Daemon:
             background = await self._begin()
             self._spawn(self.live.keep(), "history")
             api = application(self._api(), self._watch(), lambda: self._generation)
-            runners = [await self._listen(api, listener.links()), await self._listen(scraping(self._watch(), self._page()), scrapes)]
+            runners = [
+                await self._listen(api, listener.links()),
+                await self._listen(scraping(self._watch(), self._page()), scrapes),
+            ]
+            self._spawn(self._keep_socket(listener, runners[0]), "socket")
             self._tell_ready()
             await self._stop.wait()
             self._ready.clear()
@@ -228,12 +235,35 @@ class Daemon:
     def _page(self) -> Page | None:
         return Page(self.live) if self.settings.server.page else None
 
-    async def _listen(self, app: web.Application, links: Sequence[socket.socket]) -> web.AppRunner:
+    async def _listen(self, app: web.Application, links: Sequence[socket.socket]) -> Runner:
         runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
         await runner.setup()
         for link in links:
             await Door(runner, link, self._nobody_let_in).start()
         return runner
+
+    async def _keep_socket(self, listener: listen.Listener | listen.Passed, runner: Runner) -> None:
+        """Clients find the daemon by the socket's name: where somebody has removed it, it is made anew."""
+        while True:
+            await asyncio.sleep(LOOK_AT_SOCKET)
+            if await asyncio.to_thread(listener.is_gone):
+                await self._listen_again(listener, runner)
+            else:
+                self.store.trouble.over("socket")
+
+    async def _listen_again(self, listener: listen.Listener | listen.Passed, runner: Runner) -> None:
+        """Whoever waits at the one without a name is let in as well."""
+        try:
+            link = await asyncio.to_thread(listener.bind)
+        except StartError as cause:
+            if self.store.trouble.report("socket", str(cause)):
+                log.error("%s", cause)  # noqa: TRY400
+            return
+        if self._stop.is_set():
+            link.close()
+            return
+        log.warning("the socket %s was removed by somebody: it is made anew", self.settings.server.socket)
+        await Door(runner, link, self._nobody_let_in).start()
 
     def _nobody_let_in(self, why: str | None) -> None:
         if why is None:

@@ -95,6 +95,10 @@ class Listener:
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise StartError(f"server.socket = {str(self.path)!r}: a file that is no socket is in its place")
 
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the socket's name. What stands there instead, if anything does, is left alone."""
+        return not os.path.lexists(self.path)
+
     def close(self) -> None:
         """Take the socket's name away, if it is still ours, and give up the claim."""
         with contextlib.suppress(OSError):
@@ -131,6 +135,17 @@ class Passed:
     def links(self) -> list[socket.socket]:
         """What to accept from: all of them."""
         return list(self._links)
+
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the name of the socket that clients look for."""
+        return not os.path.lexists(self._path)
+
+    def bind(self) -> socket.socket:
+        """`StartError`: only who passes a socket can make it anew."""
+        raise StartError(
+            f"server.socket = {str(self._path)!r} was removed by somebody, and no client finds the daemon: "
+            "restart its socket unit, which makes it anew"
+        )
 
     def close(self) -> None:
         """The daemon's copies end, and nothing else."""

@@ -246,6 +246,17 @@ def _reloaded(daemon: Daemon) -> None:
     until(lambda: daemon.log.count("reloaded") > before, 20, "the reload")
 
 
+def test_a_socket_that_somebody_removed_is_made_anew(origin: Origin) -> None:
+    """Until then nobody new finds the daemon."""
+    origin.put("0.bin", 1000)
+    with Daemon({"s": origin.url}, server={"socket_mode": "0640"}) as daemon:
+        daemon.socket.unlink()
+        until(daemon.answers, 30, "the socket")
+        assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o640
+        assert "was removed by somebody: it is made anew" in daemon.log
+        assert daemon.path("s", "0.bin").exists()
+
+
 def test_a_reload_takes_over_caps_and_sources(origin: Origin) -> None:
     for name in ("a.bin", "b.bin", "c.bin", "d.bin"):
         origin.put(name, MIB)

@@ -189,3 +189,14 @@ def test_the_port_for_scraping(host: str) -> None:
         if host == "::1":
             pytest.skip(f"not here by design: no IPv6 ({cause})")
         raise
+
+
+def test_a_socket_that_was_passed_is_made_anew_by_who_passed_it(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.bind(str(path := folder / "d.sock"))
+        passed = listen.Passed(path, [link])
+        assert not passed.is_gone()
+        path.unlink()
+        assert passed.is_gone()
+        with pytest.raises(StartError, match=r"was removed by somebody, .*: restart its socket unit"):
+            passed.bind()
