@@ -33,7 +33,7 @@ def _status(said: dict[str, Any]) -> list[str]:
     health = "; ".join(f"{area}: {why}" for area, why in said["health"].items()) or "healthy"
     return [
         f"cachedaemon {said['version']}, up {span(said['uptime'])}, {plain(health)}",
-        _cache(said["cache"]),
+        *_cache(said["cache"]),
         f"waiting    {counted(said['waiters'], 'request')}",
         *_table("sources", [_source(name, one) for name, one in said["sources"].items()]),
         *_table("fetches", [_fetch(one) for one in said["fetches"]]),
@@ -43,16 +43,15 @@ def _status(said: dict[str, Any]) -> list[str]:
     ]
 
 
-def _cache(cache: dict[str, Any]) -> str:
-    shards_cap = cache["max_shards"] or "no cap"
-    bytes_cap = size(cache["max_bytes"]) if cache["max_bytes"] else "no cap"
-    line = (
-        f"cache      {counted(cache['shards'], 'shard')} (cap: {shards_cap}), {size(cache['bytes'])} (cap: {bytes_cap})"
-    )
+def _cache(cache: dict[str, Any]) -> list[str]:
+    shards_cap = f"cap: {cache['max_shards']}" if cache["max_shards"] else "no cap"
+    bytes_cap = f"cap: {size(cache['max_bytes'])}" if cache["max_bytes"] else "no cap"
+    line = f"cache      {counted(cache['shards'], 'shard')} ({shards_cap}), {size(cache['bytes'])} ({bytes_cap})"
     full = cache.get("full")
     if full:
         line += f"; full: {full['leased']} leased, {full['in_transfer']} in transfer, {full['waiting']} wait for room"
-    return line
+    regret = cache.get("regret")
+    return [line] if regret is None else [line, f"regret     {regret:.2f} times the least bytes possible for plans"]
 
 
 def _source(name: str, one: dict[str, Any]) -> list[str]:

@@ -87,10 +87,14 @@ def check_config(*, config: Config = None) -> None:
         typer.echo(f"  source {name}: {public_url(one.url) or f'URLs of {one.urls}'}")
     import asyncio  # noqa: PLC0415 - as above
 
+    import uvloop  # noqa: PLC0415 - as above
+
     from cachedaemon.sources import troubles  # noqa: PLC0415 - as above
 
-    for said in asyncio.run(troubles(settings.sources, settings.fetch)):
-        typer.echo(f"cachedaemon: warning: {said}", err=True)
+    # The daemon's own loop: asyncio's warns now and then of a helper that ended by itself while it was being ended.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for said in runner.run(troubles(settings.sources, settings.fetch)):
+            typer.echo(f"cachedaemon: warning: {said}", err=True)
 
 
 def demo(

@@ -71,6 +71,7 @@ def test_an_epoch_costs_little_more_than_it_must(origin: Origin) -> None:
         assert 0.9 <= ratio <= 1.3
         assert daemon.metric("regret_ratio", source="s") == pytest.approx(ratio, abs=0.001)
         assert daemon.status()["sources"]["s"]["regret"] == ratio
+        assert f"regret     {ratio:.2f} times" in daemon.cli("status").out
 
 
 def test_what_comes_next_is_here_before_it_is_asked_for(origin: Origin) -> None:

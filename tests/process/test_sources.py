@@ -93,8 +93,8 @@ def test_a_folder_that_is_not_there_is_told_and_delays_nothing(folder: Path) -> 
         (folder / "empty/b.bin").write_bytes(b"b")
         ran = daemon.cli("check-config", "--config", str(daemon.config))
         assert ran.status == 0
-        assert ran.err.count("warning") == 1
-        assert f"source gone ({folder}/gone/)" in ran.err
+        (line,) = ran.err.splitlines()  # and nothing of the helpers that looked
+        assert line.startswith(f"cachedaemon: warning: source gone ({folder}/gone/)")
         daemon.tables["sources"]["new"] = {"url": f"file://{folder}/new/"}
         daemon.reload()
         until(lambda: f"source new ({folder}/new/)" in daemon.log, 20, "a warning of the new source")
