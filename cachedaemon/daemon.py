@@ -278,7 +278,7 @@ class Daemon:
     def _named(self) -> str:
         return ", ".join(source.name for source in self.sources.all())
 
-    async def _drain(self, runners: list[web.AppRunner], background: asyncio.Task[None]) -> None:
+    async def _drain(self, runners: Sequence[Runner], background: asyncio.Task[None]) -> None:
         """Stop listening, end flights to their last disk call, tell waiters, write the last uses."""
         for runner in runners:
             for site in list(runner.sites):
