@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -154,3 +156,26 @@ def test_what_is_local_is_read_without_a_daemon() -> None:
         cache.acquire(KEYS[0]).close()
         assert [plan["keys"] for plan in cache.status()["plans"]] == [18]
         assert Counter([*seen, *samples]) == whole(dict.fromkeys(KEYS, 1))
+
+
+@pytest.mark.slow
+def test_ranks_of_a_node_that_share_cost_one_transfer_a_shard() -> None:
+    """Eight in step, on a cold cache: each sample is one rank's, and three places are enough for nine shards."""
+    step = threading.Barrier(8, timeout=60)
+
+    def read(rank: int) -> list[str]:
+        sampler = ShardSampler(KEYS, seed=3, rank=rank, world_size=8, local_world_size=8, shared=True)
+        seen: list[str] = []
+        with ShardCache("s", socket=running.socket, wait=60) as cache, cache.plan(sampler.remaining()) as plan:
+            for shard in plan:
+                seen += [name(shard, shard.members[one]) for one in sampler.samples(shard.key, len(shard.members))]
+                step.wait()
+        return seen
+
+    with serving() as running, ThreadPoolExecutor(8) as ranks:
+        running.tables["cache"]["max_shards"] = 3
+        running.reload()
+        until(lambda: running.status()["cache"]["max_shards"] == 3, 20)
+        parts = list(ranks.map(read, range(8)))
+        assert Counter(sample for part in parts for sample in part) == whole(dict.fromkeys(KEYS, 1))
+        assert running.metric("fetch_seconds_count", source="s") == len(KEYS)
