@@ -239,7 +239,8 @@ def main() -> int:
     """Exit status."""
     stale = [name for name, text in pages().items() if not _is_written(name, text)]
     if "--check" in sys.argv[1:]:
-        print(*(f"docs/reference/{name} is stale: make reference" for name in stale), sep="\n")
+        for name in stale:
+            print(f"docs/reference/{name} is stale: make reference")
         return bool(stale)
     for name in stale:
         (FOLDER / name).write_text(pages()[name])
