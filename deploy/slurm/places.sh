@@ -1,5 +1,7 @@
 # Where a job's daemon is. Read by the other scripts here, which lie beside this one; a place changes what it must.
 job=${SLURM_JOB_ID:?is not set: this belongs into a prolog or epilog of Slurm}
+# What is made of it is removed as root.
+case $job in *[!0-9]*) echo "SLURM_JOB_ID: $job is no number" >&2; exit 1 ;; esac
 program=${CACHEDAEMON_PROGRAM:-/opt/cachedaemon/bin/cachedaemon}
 config=${CACHEDAEMON_CONFIG:-/etc/cachedaemon/cachedaemon.toml}
 # Both folders belong to root, and only root writes into them; what is in them is the user's.

@@ -116,6 +116,14 @@ def test_a_job_has_its_daemon_from_prolog_to_epilog(node: Node) -> None:
     assert node.left() == []
 
 
+@pytest.mark.parametrize("job", ["../kept", "*", "7 8", "-7"])
+def test_what_is_no_jobs_number_removes_nothing(node: Node, job: str) -> None:
+    (kept := node.folder / "kept").mkdir()
+    ran = node.run("epilog.sh", 7, SLURM_JOB_ID=job)
+    assert (ran.returncode, ran.stderr) == (1, f"SLURM_JOB_ID: {job} is no number\n")
+    assert kept.exists()
+
+
 @pytest.mark.slow
 def test_a_number_that_another_process_has_by_now_is_not_ended(node: Node) -> None:
     assert node.run("prolog.sh", 7).returncode == 0
