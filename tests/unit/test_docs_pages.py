@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import runpy
 import tomllib
@@ -23,6 +24,7 @@ def prose(page: Path) -> str:
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """What can be linked to in a page: its headings, as GitHub makes anchors of them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
