@@ -93,20 +93,28 @@ def test_each_sample_once_with_any_number_of_workers(daemon: Daemon) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_orders_come_from_the_seed_alone(daemon: Daemon, style: str) -> None:
-    """The same whatever the number of workers; others in another epoch and with another seed."""
-    one, again, other = run(
+    """Others in another epoch and with another seed. With more workers portions of a shard mix, each in the order it had."""
+    one, again, other, four, four_again = run(
         daemon,
         (KEYS, style, 7, {"num_workers": 1}),
-        (KEYS[::-1], style, 7, {"num_workers": 4}),
+        (KEYS[::-1], style, 7, {"num_workers": 1}),
         (KEYS, style, 8, {"num_workers": 1}),
+        (KEYS, style, 7, {"num_workers": 4}),
+        (KEYS[::-1], style, 7, {"num_workers": 4}),
     )
-    assert [by_shard(epoch) for epoch in one] == [by_shard(epoch) for epoch in again]
+    assert one == again
+    assert four == four_again
+    for alone, together in zip(one, four, strict=True):
+        orders = by_shard(together)
+        for shard, order in by_shard(alone).items():
+            for portion in (order[number::4] for number in range(4)):
+                assert [sample for sample in orders[shard] if sample in portion] == portion
     assert by_shard(one[0]) != by_shard(one[1])
     assert list(by_shard(one[0])) != list(by_shard(one[1])), "the shards' order"
     assert by_shard(one[0]) != by_shard(other[0])
     assert list(by_shard(one[0])) != list(by_shard(other[0]))
     if style == "map":
-        assert one == again, "one sampler orders the whole epoch"
+        assert one == four, "one sampler orders the whole epoch"
 
 
 @pytest.mark.slow
