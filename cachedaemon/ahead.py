@@ -32,8 +32,12 @@ SMALL = 2000
 """Plans times shards from which on the choice is made in a thread: it reads the plans, which may move meanwhile."""
 REMEMBERED = 0.2
 """Weight of the latest transfer in the measured time of one."""
-PAUSE = 5.0
-"""Seconds until a shard that could not be had is tried ahead again; whoever needs it asks for it meanwhile."""
+PAUSE, LONGEST, KEPT = 5.0, 600.0, 10
+"""Seconds until a shard that could not be had is tried ahead again; whoever needs it asks for it meanwhile.
+
+One that will hardly be had next time either (it is missing, or refused) is tried half as often after each failure, which is
+known for so many pauses.
+"""
 
 
 class Ahead:
@@ -48,7 +52,8 @@ class Ahead:
         self._for: dict[Ref, Plan] = {}
         self._chosen: deque[Wanted] = deque()
         """What the last look chose and has not begun yet, the soonest needed first."""
-        self._not_before: dict[Ref, float] = {}
+        self._put_off: dict[Ref, tuple[float, float]] = {}
+        """Of shards that could not be had, until when they are left alone, and how long that pause is."""
         self.fetch = 1.0
         """Seconds that a transfer takes, measured."""
 
@@ -86,13 +91,13 @@ class Ahead:
             return
         for entry in beyond(running, self._cache.ledger.entries(), self._cache.ledger.fits(), self._plans.next_use):
             self._cache.ledger.expose(entry)
-        scene, most = self._scene(), SPARE * self._width() + len(self._not_before)
+        scene, most = self._scene(), SPARE * self._width() + self._left_alone()
         if len(running) * len(scene.here) > SMALL:
             wanted = await asyncio.to_thread(choose, running, scene, most, self._plans.wanting)
         else:
             wanted = choose(running, scene, most, self._plans.wanting)
         now = time.monotonic()
-        self._chosen.extend(one for one in wanted if self._not_before.get(one.ref, 0.0) <= now)
+        self._chosen.extend(one for one in wanted if self._put_off.get(one.ref, (0.0, 0.0))[0] <= now)
         self._fill()
 
     def _fill(self) -> None:
@@ -130,14 +135,21 @@ class Ahead:
             here = await self._cache.bring(one.ref.source, one.ref.key, one.plan.tag, ahead=True)
         except CacheDaemonError as cause:
             log.debug("%s is not fetched ahead: %s", one.ref, cause)
-            self._put_off(one.ref, PAUSE)
+            self._pause(one.ref, PAUSE, grows=not cause.retryable)
             return
         if here:
+            self._put_off.pop(one.ref, None)
             self.fetch += REMEMBERED * (time.monotonic() - began - self.fetch)
         else:
-            self._put_off(one.ref, LOOK)
+            self._pause(one.ref, LOOK)
 
-    def _put_off(self, ref: Ref, seconds: float) -> None:
+    def _left_alone(self) -> int:
+        """How many shards are put off now."""
         now = time.monotonic()
-        self._not_before = {other: until for other, until in self._not_before.items() if until > now}
-        self._not_before[ref] = now + seconds
+        self._put_off = {ref: one for ref, one in self._put_off.items() if one[0] + KEPT * one[1] > now}
+        return sum(until > now for until, _ in self._put_off.values())
+
+    def _pause(self, ref: Ref, seconds: float, *, grows: bool = False) -> None:
+        _, before = self._put_off.get(ref, (0.0, 0.0))
+        pause = min(max(seconds, 2 * before), LONGEST) if grows else seconds
+        self._put_off[ref] = (time.monotonic() + pause, pause)

@@ -168,3 +168,15 @@ def test_two_plans_of_one_order_share_what_comes(origin: Origin) -> None:
                 assert daemon.path("s", keys[position - 3], wait=0).exists()
                 move(daemon, "q", position - 2)
         assert gets(origin) == N
+
+
+@pytest.mark.slow
+def test_an_origin_is_not_asked_again_and_again_for_what_it_has_not(origin: Origin) -> None:
+    """Keys of a plan that are misspelt, say: each is tried half as often after each failure, and costs a line of the log."""
+    with Daemon({"s": origin.url}, max_shards=60) as daemon:
+        put(daemon, "p", [f"missing-{number}" for number in range(20)])
+        until(lambda: len(origin.log) >= 40, 60)  # each twice
+        began, asked = time.monotonic(), len(origin.log)
+        until(lambda: len(origin.log) >= 60, 60)  # the pause between is ten seconds now, not five
+        assert asked < 45
+        assert time.monotonic() - began > 7
