@@ -85,10 +85,20 @@ def make_folder(path: Path | str, mode: int, group: int | None, setting: str) ->
     try:
         refuse_others(path, os.fstat(descriptor), setting)
         if group is not None:
-            os.fchown(descriptor, -1, group)
+            _give(descriptor, path, group)
         os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)
+
+
+def _give(descriptor: int, path: Path | str, group: int) -> None:
+    try:
+        os.fchown(descriptor, -1, group)
+    except PermissionError as cause:
+        why = (
+            f"cannot be given to group {group} (server.socket_group): allowed are groups that user {os.geteuid()} is in"
+        )
+        raise StartError(f"{path} {why}") from cause
 
 
 def make_way(path: Path, setting: str) -> None:

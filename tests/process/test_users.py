@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import OrdinaryUser
 from tests.fakes import content, disk, packing, readers
-from tests.fakes.daemon import Daemon
+from tests.fakes.daemon import COMMAND, Daemon
 from tests.fakes.origin import Origin
 from tests.fakes.waiting import until
 
@@ -126,6 +126,17 @@ def test_a_group_may_read_and_nobody_else(origin: Origin, as_user: OrdinaryUser,
         for path in (daemon.cache / "shards/s/a.bin", daemon.socket):
             script = f"test ! -r {path} && test ! -w {path}"
             assert disk_says([*stranger, "sh", "-c", script]) == 0, path
+
+
+@pytest.mark.root
+def test_a_group_that_the_daemons_user_is_not_in_is_told(folder: Path, as_user: OrdinaryUser) -> None:
+    folder.chmod(0o777)
+    environment = {"CACHEDAEMON_SERVER__SOCKET_GROUP": str(as_user.gid + 1), "CACHEDAEMON_SERVER__HTTP": ""}
+    said = [f"{name}={value}" for name, value in environment.items()]
+    flags = ["--cache-dir", str(folder / "cache"), "--socket", str(folder / "s"), "--source", "s=http://127.0.0.1:9/"]
+    ran = as_user.run(["env", *said, COMMAND, "serve", *flags])
+    assert ran.returncode == 1
+    assert f"{folder}/cache cannot be given to group {as_user.gid + 1} (server.socket_group)" in ran.stderr
 
 
 def disk_says(command: list[str]) -> int:
