@@ -221,8 +221,10 @@ class Api:
 
     def _short(self) -> str | None:
         """What is wrong when the consumers of all plans together hold more than there is room for: they may wait for ever."""
-        held, room = self._plans.held_at_once(), self._cache.ledger.fits()
-        if held <= room:
+        ledger = self._cache.ledger
+        held, room = self._plans.held_at_once(), ledger.fits()
+        is_known = ledger.caps.max_shards or len(ledger)  # how many fit by bytes nobody knows before the first has come
+        if held <= room or not is_known:
             return None
         return f"the consumers of all plans hold {held} shards at once and there is room for {room}: they may wait for ever"
 

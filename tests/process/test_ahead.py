@@ -180,3 +180,11 @@ def test_an_origin_is_not_asked_again_and_again_for_what_it_has_not(origin: Orig
         until(lambda: len(origin.log) >= 60, 60)  # the pause between is ten seconds now, not five
         assert asked < 45
         assert time.monotonic() - began > 7
+
+
+@pytest.mark.slow
+def test_nobody_is_warned_of_a_byte_cap_before_anything_is_here(origin: Origin) -> None:
+    with Daemon({"s": origin.url}, max_shards=0, max_bytes=3 * SIZE) as daemon:
+        assert "warning" not in put(daemon, "p", shuffled(1), holds=2)
+        until(lambda: here(daemon), 20)
+        assert "hold 9 shards" in str(put(daemon, "p", shuffled(1), holds=9)["warning"])
