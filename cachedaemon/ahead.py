@@ -89,7 +89,7 @@ class Ahead:
         running = [plan for plan in self._plans.running() if plan.position < plan.keys and plan.source in known]
         if not running:
             return
-        for entry in beyond(running, self._cache.ledger.entries(), self._cache.ledger.fits(), self._plans.next_use):
+        for entry in beyond(running, self._cache.ledger.unread(), self._cache.ledger.fits(), self._plans.next_use):
             self._cache.ledger.expose(entry)
         scene, most = self._scene(), SPARE * self._width() + self._left_alone()
         if len(running) * len(scene.here) > SMALL:
@@ -114,10 +114,11 @@ class Ahead:
 
     def _scene(self) -> Scene:
         ledger = self._cache.ledger
-        here = {entry.ref for entry in ledger.entries()} | ledger.flights.keys()
-        unread = {entry.ref: str(entry.unread_of) for entry in ledger.entries() if entry.unread_of in ledger.protected}
+        here = ledger.refs()
+        here.update(ledger.flights)
+        unread = {entry.ref: str(entry.unread_of) for entry in ledger.unread() if entry.unread_of in ledger.protected}
         unread |= {ref: plan.tag for ref, plan in self._for.items()}
-        return Scene(here, self._cache.ledger.fits(), self.fetch, unread)
+        return Scene(here, ledger.fits(), self.fetch, unread)
 
     def _begin(self, one: Wanted) -> None:
         task = self._tasks[one.ref] = asyncio.create_task(self._bring(one), name=f"ahead {one.ref}")

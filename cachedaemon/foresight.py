@@ -174,8 +174,7 @@ class _Game:
         """Residents of now which were not used in the game."""
         for ref in here:
             due = self._content[ref] = self._next_use(ref)
-            self._heap.append((-due, False, ref))
-        heapq.heapify(self._heap)
+            heapq.heappush(self._heap, (-due, False, ref))  # at once, it would keep the interpreter from the loop
         self._drop(cap)  # what lies in the window goes beside the game: its going is no room for a miss
 
     def _push(self, number: int, index: int) -> None:
@@ -187,7 +186,7 @@ class _Game:
         soonest = math.inf
         for plan in self._wanting(ref):
             number = self._numbers.get(plan.id)
-            if number is not None and plan.source == ref.source:
+            if number is not None and self._plans[number] is plan:
                 later = self._later[number]
                 index = later[ref.key] if ref.key in later else plan.course.next_use(ref.key)
                 if index is not None:

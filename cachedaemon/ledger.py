@@ -51,6 +51,8 @@ class Ledger:
         self.per_source: dict[str, list[int]] = {}
         """Shards and bytes of each source that are published; what is to go counts until it has gone."""
         self._ready: dict[Ref, Entry] = {}
+        self._unread: dict[Entry, None] = {}
+        """Those that were brought ahead and not used yet, in the order of their coming."""
         self._past: set[Entry] = set()
         """Earlier versions, which stay at their paths until nobody holds them."""
         self._order: Order[Entry] = Order(lambda entry: next_use(entry.ref))
@@ -104,6 +106,14 @@ class Ledger:
     def entries(self) -> Iterator[Entry]:
         """All shards, in no order."""
         return iter(self._ready.values())
+
+    def refs(self) -> set[Ref]:
+        """What is here. As cheap as it can be: the loop stands still meanwhile."""
+        return set(self._ready)
+
+    def unread(self) -> list[Entry]:
+        """Of these, what was brought ahead and not used yet."""
+        return [entry for entry in self._unread if not entry.past]
 
     def past(self) -> list[Entry]:
         """Earlier versions that are here still."""
@@ -162,6 +172,8 @@ class Ledger:
             assert entry.ref not in self._ready
             self._ready[entry.ref] = entry
             self._sorted = None
+        if entry.unread_of is not None:
+            self._unread[entry] = None
         self._bytes += entry.blocks
 
     def _unindex(self, entry: Entry) -> None:
@@ -170,6 +182,7 @@ class Ledger:
         else:
             del self._ready[entry.ref]
             self._sorted = None
+        self._unread.pop(entry, None)
         self._bytes -= entry.blocks
         self._order.discard(entry)
         self._busy.discard(entry)
@@ -197,11 +210,14 @@ class Ledger:
         """A shard was used at that time."""
         entry.used = max(entry.used, used)
         entry.unread_of = None
+        self._unread.pop(entry, None)
 
     def announce(self, entry: Entry, at: float, job: str) -> None:
         """Somebody will want a shard soon: it counts as just used and unread, as if the job had brought it now."""
         entry.used = max(entry.used, at)
         entry.unread_of = job
+        if self.has(entry):
+            self._unread[entry] = None
 
     def expose(self, entry: Entry) -> None:
         """An unread shard is one like others from now on: its user has more of them than its share."""
@@ -348,6 +364,9 @@ class Ledger:
             return victims, own
         for entry in self._order.first_to_go():
             mine = entry.ref == flight.ref  # the version that this flight replaces
+            if flight.ahead and not flight.demand and self._next_use(entry.ref) < self._next_use(flight.ref):
+                own = True  # and so are all that follow
+                break
             if not mine and self._is_kept_from(flight, entry):
                 own = True
                 unread.append(entry)

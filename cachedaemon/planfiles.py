@@ -15,7 +15,7 @@ from cachedaemon.plans import Plan, Plans
 from cachedaemon.regrets import Regrets
 from cachedaemon.store import Store
 
-AT_ONCE = 500
+AT_ONCE = 200
 """Shards whose place in the order is looked up between two turns of others."""
 
 
@@ -46,8 +46,9 @@ class PlanFiles:
             replaced = self._plans.put(plan)
             if replaced is not None:
                 self._regrets.end(replaced)
-                self._no_more(replaced)
+                self._retell(replaced)
             self._regrets.begin(plan)
+            self._retell(plan)
             self._changed()
             return file
 
@@ -55,14 +56,18 @@ class PlanFiles:
         self._ledger.protected = {plan.tag for plan in self._plans.running()}
         self.stirred.set()
 
-    def _no_more(self, plan: Plan) -> None:
-        """What a plan still wanted is used later than was known, or never."""
-        refs = [entry.ref for entry in self._ledger.entries()]
-        course, source = plan.course, plan.source
-        self._to_tell.append(ref for ref in refs if ref.source == source and course.next_use(ref.key) is not None)
+    def _retell(self, plan: Plan) -> None:
+        """What a plan wants, or still wanted, is used at another time than was known.
+
+        Of a new one the order of eviction would find that out by itself, but all at once, with the first victim.
+        """
+        source, keys = plan.source, plan.course.left()
+        self._to_tell.append(Ref(source, key) for key in keys)
 
     async def settle(self) -> None:
-        """Tell the ledger of next uses that have changed, some at a time: others have their turn between."""
+        """Index new plans, and tell the ledger of next uses that have changed, some at a time: others have their turn between."""
+        for _ in self._plans.index():
+            await asyncio.sleep(0)
         while self._to_tell:
             some = list(itertools.islice(self._to_tell[0], AT_ONCE))
             if not some:
@@ -81,7 +86,7 @@ class PlanFiles:
             self._regrets.use(moved)
         self._ledger.replanned(moved)
         if reckoned != self._plans.reckoned and len(self._plans) > 1:
-            self._no_more(min(self._plans.team(plan), key=lambda one: one.position))
+            self._retell(min(self._plans.team(plan), key=lambda one: one.position))
         if plan.idle and moved:
             self.note_idle()
         self.stirred.set()
@@ -91,7 +96,7 @@ class PlanFiles:
         """Plans without progress for long count no more, until they move."""
         changed = self._plans.look(time.monotonic())
         for plan in changed:
-            self._no_more(plan)
+            self._retell(plan)
         if changed:
             self._changed()
 
@@ -105,7 +110,7 @@ class PlanFiles:
         if plan is None:
             return False
         self._plans.end(name)  # at once: who ends a plan does not wait for the disk
-        self._no_more(plan)
+        self._retell(plan)
         self._changed()
         try:
             await self._store.drop_plan(name)
@@ -121,6 +126,13 @@ class PlanFiles:
         async with self._step:
             for plan in self._plans:
                 await self._end(plan.id)
+
+    async def look_at(self, name: str) -> None:
+        """See whether one plan's file is held: from now on its loss would end the plan. OSError."""
+        async with self._step:
+            held = await self._store.held_plans([name])
+            if held and (plan := self._plans.get(name)) is not None:
+                plan.seen_held = True
 
     async def look(self) -> None:
         """End the plans whose owners have gone; OSError, `NoSpace`."""

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cachedaemon.course import Course
 from cachedaemon.model import Ref
@@ -23,8 +24,11 @@ MEASURED = 16
 """Steps over which the rate of use is measured."""
 FEW = 16
 """Plans of one source that are looked through for each shard; with more there is an index by key."""
+AT_ONCE = 500
+"""Keys that the index takes in between two turns of others."""
 DRIFT = 4.0
 """Mean gaps by which a consumer may be early or late before its uses are reckoned anew."""
+K = TypeVar("K")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
@@ -54,6 +58,8 @@ class Plan:
     measured: bool = False
     begun: bool = False
     """Whether it has moved at all."""
+    ended: bool = False
+    """It is not in force any more."""
 
     def __post_init__(self) -> None:
         """It begins where it is."""
@@ -118,9 +124,13 @@ class Plans:
     def __init__(self) -> None:
         self._all: dict[str, Plan] = {}
         self._of: dict[str, list[Plan]] = {}
+        self._teams: dict[tuple[str, int], list[Plan]] = {}
         self._by_key: dict[Ref, list[Plan]] = {}
         """Who may want a shard, of sources with many plans."""
         self._indexed: set[str] = set()
+        self._fresh: dict[str, list[Plan]] = {}
+        """Plans of those sources that are not in the index yet: any of them may want any shard."""
+        self._to_index: deque[Iterator[None]] = deque()
         self.reckoned = 0
 
     def put(self, plan: Plan) -> Plan | None:
@@ -129,37 +139,59 @@ class Plans:
         if old is not None:
             plan.seen_held = old.seen_held
             self._take_out(old)
-        self._all[plan.id] = plan
+        self._all[plan.id], plan.ended = plan, False
         of = self._of.setdefault(plan.source, [])
         of.append(plan)
+        self._teams.setdefault((plan.source, plan.course.order), []).append(plan)
         plan.clock = (plan.heard, plan.position, self.team(plan)[0].clock[2])
         if plan.source in self._indexed:
-            self._index([plan])
+            self._note([plan])
         elif len(of) > FEW:
             self._indexed.add(plan.source)
-            self._index(of)
+            self._note(of)
         return old
 
-    def _index(self, plans: Sequence[Plan]) -> None:
-        for plan in plans:
-            for key in set(plan.course.keys):
-                self._by_key.setdefault(Ref(plan.source, key), []).append(plan)
+    def _note(self, plans: Sequence[Plan]) -> None:
+        self._fresh.setdefault(plans[0].source, []).extend(plans)
+        self._to_index.extend(self._index(plan) for plan in plans)
 
     def _take_out(self, plan: Plan) -> None:
-        self._of[plan.source].remove(plan)
+        plan.ended = True
+        _remove(self._of, plan.source, plan)
+        _remove(self._teams, (plan.source, plan.course.order), plan)
         if plan.source in self._indexed:
-            for key in set(plan.course.keys):
-                ref = Ref(plan.source, key)
-                self._by_key[ref].remove(plan)
-                if not self._by_key[ref]:
-                    del self._by_key[ref]
-        if not self._of[plan.source]:
-            del self._of[plan.source]
+            _remove(self._fresh, plan.source, plan)
+            self._to_index.append(self._unindex(plan))
+        if plan.source not in self._of:
             self._indexed.discard(plan.source)
 
+    def index(self) -> Iterator[None]:
+        """Bring the index up to date, a part at each step: a plan may have a million keys, and others want their turn."""
+        while self._to_index:
+            yield from self._to_index[0]
+            self._to_index.popleft()
+
+    def _index(self, plan: Plan) -> Iterator[None]:
+        for number, key in enumerate(plan.course.keys):
+            of = self._by_key.setdefault(Ref(plan.source, key), [])
+            if not of or of[-1] is not plan:
+                of.append(plan)
+            if number % AT_ONCE == AT_ONCE - 1:
+                yield
+        _remove(self._fresh, plan.source, plan)
+
+    def _unindex(self, plan: Plan) -> Iterator[None]:
+        for number, key in enumerate(plan.course.keys):
+            _remove(self._by_key, Ref(plan.source, key), plan)
+            if number % AT_ONCE == AT_ONCE - 1:
+                yield
+
     def wanting(self, ref: Ref) -> Sequence[Plan]:
-        """All plans that want a shard, and perhaps others: who has many of them looks at few."""
-        return self._by_key.get(ref, ()) if ref.source in self._indexed else self._of.get(ref.source, ())
+        """All plans that want a shard, and perhaps others, also ended ones: who has many of them looks at few."""
+        if ref.source not in self._indexed:
+            return self._of.get(ref.source, ())
+        known, fresh = self._by_key.get(ref, ()), self._fresh.get(ref.source)
+        return [*known, *fresh] if fresh else known
 
     def team(self, plan: Plan) -> list[Plan]:
         """It, and all others that follow the same order: workers of a rank, or ranks in step.
@@ -167,7 +199,7 @@ class Plans:
         They go at one rate. Each by its own, of the few uses that it made lately, what one that ran on a little wants far
         ahead would come before what another wants next.
         """
-        return [one for one in self._of[plan.source] if one.course.order == plan.course.order]
+        return self._teams.get((plan.source, plan.course.order), [])
 
     def get(self, name: str) -> Plan | None:
         """A plan that runs."""
@@ -177,7 +209,7 @@ class Plans:
         """The time of a shard's next use over all plans; infinite when none of them wants it (any more)."""
         soonest = math.inf
         for plan in self.wanting(ref):
-            index = None if plan.idle else plan.course.next_use(ref.key)
+            index = None if plan.idle or plan.ended else plan.course.next_use(ref.key)
             if index is not None:
                 soonest = min(soonest, plan.when(index))
         return soonest
@@ -244,6 +276,14 @@ class Plans:
     def __len__(self) -> int:
         """How many run."""
         return len(self._all)
+
+
+def _remove(of: dict[K, list[Plan]], key: K, plan: Plan) -> None:
+    """Take a plan out of one of the lists, where it is in it; no list stays empty."""
+    if plan in (plans := of.get(key, [])):
+        plans.remove(plan)
+        if not plans:
+            del of[key]
 
 
 def is_plan_id(name: str) -> bool:

@@ -160,7 +160,7 @@ class Api:
             raise NotFound(f"no plan {name!r}")
         if (plan := self._plans.get(name)) is not None and not plan.seen_held:
             with contextlib.suppress(OSError, CacheDaemonError):  # the look that comes each second tells
-                await self._plan_files.look()
+                await self._plan_files.look_at(name)
 
     async def prefetch(self, request: web.Request) -> web.StreamResponse:
         """Bring shards ahead."""

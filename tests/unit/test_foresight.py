@@ -216,6 +216,7 @@ def test_many_plans_and_keys_are_looked_at_in_few_steps() -> None:
     for number in range(1000):
         chance = random.Random(number)
         plans.put(Plan(str(number), "s", Course(chance.sample(keys, 100)), 1, 0.0))
+    assert all(step is None for step in plans.index())
     asked: list[Ref] = []
 
     def wanting(ref: Ref) -> Sequence[Plan]:

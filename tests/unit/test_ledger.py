@@ -591,3 +591,34 @@ class Walk(RuleBasedStateMachine):
 
 TestWalk = pytest.mark.timeout(180)(Walk.TestCase)
 TestWalk.settings = settings(max_examples=60, stateful_step_count=50)
+
+
+def test_who_is_needed_after_all_others_is_refused_at_the_first_look() -> None:
+    """Not all that is here is looked through for each shard that a plan would like to have."""
+    asked: list[Ref] = []
+
+    def due(ref: Ref) -> float:
+        asked.append(ref)
+        return float(ref.key)
+
+    ledger = Ledger(caps(50), due)
+    for number in range(50):
+        ledger.add(entry(str(number), 0.0))
+    flight = ledger.join(Ref("s", "100"), job="plan p", ahead=True)[0]
+    asked.clear()
+    assert ledger.reserve(flight, Need(MB, 3), ROOMY) == Displaces()
+    assert len(asked) < 10
+    sooner = ledger.join(Ref("s", "30.5"), job="plan p", ahead=True)[0]
+    assert keys(ledger.reserve(sooner, Need(MB, 3), ROOMY)) == ["49"]
+
+
+def test_what_came_ahead_and_was_not_used_is_known_without_a_search() -> None:
+    ledger = filled(3, caps(5))
+    for one in list(ledger.entries()):
+        ledger.announce(one, 5.0, "plan p")
+    used, gone, left = ledger.entries()
+    ledger.touch(used, 6.0)
+    ledger.take_out(gone)
+    assert ledger.unread() == [left]
+    ledger.put_back(gone)
+    assert ledger.unread() == [left, gone]

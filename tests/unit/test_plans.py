@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cachedaemon.course import Course
 from cachedaemon.model import Ref
-from cachedaemon.plans import SILENCE, Plan, Plans, is_plan_id
+from cachedaemon.plans import AT_ONCE, FEW, SILENCE, Plan, Plans, is_plan_id
 
 
 def plan(name: str, *, heard: float = 0.0, keys: int = 5, holds: int = 1, user: int = 0) -> Plan:
@@ -94,3 +96,25 @@ def test_ids(name: str) -> None:
 @pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "a/b", "..", "a\n", "ä", "0" * 65])
 def test_no_ids(name: str) -> None:
     assert not is_plan_id(name)
+
+
+def test_the_index_of_many_plans_comes_up_to_date_in_small_steps() -> None:
+    """What is not in it yet is asked for every shard, what has ended wants nothing; in the end it names who wants a shard."""
+    plans = Plans()
+    many = [plan(str(number), keys=AT_ONCE + 1) for number in range(FEW + 1)]
+    for one in many:
+        plans.put(one)
+    ref, other = Ref("s", "0"), Ref("s", "none")
+    assert set(plans.wanting(other)) == set(many)
+    assert plans.end("3") is many[3]
+    plans.put(again := plan("5", keys=3))
+    steps = sum(1 for _ in plans.index())
+    assert steps >= FEW, "a plan of more keys than that takes more than one"
+    wanted = [one for one in many if one.id not in {"3", "5"}] + [again]
+    assert sorted(plans.wanting(ref), key=id) == sorted(wanted, key=id)
+    assert plans.wanting(other) == ()
+    for one in wanted:
+        plans.end(one.id)
+    assert plans.next_use(ref) == math.inf
+    assert all(step is None for step in plans.index())
+    assert plans.wanting(ref) == ()
