@@ -109,16 +109,16 @@ def test_what_cannot_be_a_plan(cache: ShardCache) -> None:
 
 
 def test_consumers_that_hold_more_than_fits_are_warned(cache: ShardCache) -> None:
-    """Four shards fit: the plan is in force all the same, and its consumer hears of it once."""
+    """Four shards fit, and orders that differ hold different ones: it is in force all the same, and its consumer hears of it once."""
     with cache.plan(KEYS, holds=2) as fits:
         assert fits.warning is None
         with pytest.warns(PlanWarning, match="hold 5 shards at once and there is room for 4") as heard:
-            plan = cache.plan(KEYS, holds=3)
+            plan = cache.plan(KEYS[::-1], holds=3)
         assert [one.filename for one in heard] == [__file__]
         assert plan.warning in str(heard[0].message)
         plan.renew()
     with plan:
-        assert [shard.key for shard in plan] == KEYS
+        assert [shard.key for shard in plan] == KEYS[::-1]
 
 
 async def _plan_for_asyncio(daemon: Daemon) -> None:
