@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
+import math
 import os
 import random
 from pathlib import Path
@@ -13,9 +15,11 @@ import pytest
 from cachedaemon.errors import NoSpace
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
+from cachedaemon.model import Ref
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans
 from cachedaemon.regrets import Regrets
+from cachedaemon.upkeep import LOOK_AT_PLANS
 from tests.unit.store_kit import opened
 from tests.unit.test_ledger import caps
 from tests.unit.test_plans import plan
@@ -81,3 +85,25 @@ async def test_a_plan_whose_file_cannot_go_still_runs(folder: Path, monkeypatch:
         await files.look()
         assert len(plans) == 0
         await agree(plans, folder)
+
+
+async def test_one_look_after_its_owner_has_gone_a_plan_wants_nothing(folder: Path) -> None:
+    """A look comes each second, so a killed trainer's plan is gone within two, and what it alone wanted may go first."""
+
+    def held(file: str) -> int:
+        descriptor = os.open(folder / "plans" / Path(file).name, os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return descriptor
+
+    assert LOOK_AT_PLANS <= 1.0
+    async with opened(folder) as (store, _):
+        plans = Plans()
+        files = PlanFiles(plans, store, ledger := Ledger(caps()), Regrets(ledger, Metrics("test")))
+        owner = await asyncio.to_thread(held, await files.put(plan("a")))
+        await files.look()
+        assert plans.next_use(Ref("s", "0")) < math.inf
+        os.close(owner)
+        await files.look()
+        assert len(plans) == 0
+        assert plans.next_use(Ref("s", "0")) == math.inf
+        assert ledger.protected == set()
