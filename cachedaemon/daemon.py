@@ -135,6 +135,7 @@ class Daemon:
         """From the locks to the drain. Raises `StartError`."""
         self._take_signals()
         await pools.begin(asyncio.get_running_loop())
+        self.store.begin()
         alive = asyncio.create_task(self._notices.live(self._handed.watchdog), name="alive")
         listener, scrapes = self._listeners()
         await asyncio.to_thread(listener.lock)

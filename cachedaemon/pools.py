@@ -18,18 +18,24 @@ OTHERS = 6
 
 def started(threads: int, name: str) -> ThreadPoolExecutor:
     """A pool whose threads run. `StartError` where they cannot be had."""
-    pool, all_here = ThreadPoolExecutor(threads, name), threading.Event()
+    pool = ThreadPoolExecutor(threads, name)
+    fill(pool, threads)
+    return pool
+
+
+def fill(pool: ThreadPoolExecutor, threads: int) -> None:
+    """Have all threads of a pool begin that nobody has used yet. `StartError` where they cannot be had; the pool has ended then."""
+    all_here = threading.Event()
     try:
         for _ in range(threads):
             pool.submit(all_here.wait)
     except RuntimeError as cause:
         pool.shutdown(wait=False, cancel_futures=True)
         raise StartError(
-            f"{threads} threads for {name!r} cannot be had: {cause}; pids.max and RLIMIT_NPROC limit them"
+            f"{threads} threads more cannot be had: {cause}; pids.max and RLIMIT_NPROC limit them"
         ) from None
     finally:
         all_here.set()
-    return pool
 
 
 async def begin(loop: asyncio.AbstractEventLoop) -> None:

@@ -13,12 +13,13 @@ import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from cachedaemon.digests import Piece
 from cachedaemon.errors import SHORT, Shortage
 from cachedaemon.model import Digest, Disk, Meta, Need, Ref, Stamp, Validators
-from cachedaemon.pools import started
+from cachedaemon.pools import fill
 from cachedaemon.store import disk, removal, scan
 from cachedaemon.store.directory import Directory, Opened, SourceMark
 from cachedaemon.store.disk import Held, Staged, disk_error
@@ -65,11 +66,11 @@ class Store:
         self.displaced: Callable[[str, Need], object] = lambda *_: None
         """Is told of what was moved to trash without being in the ledger, and how much room it takes."""
         self._directory = Directory(layout, modes)
-        self._steps = started(1, "steps")
-        self._writers = started(WRITERS, "write")
-        self._reapers = started(REAPERS, "reap")
-        self._background = started(2, "background")
-        self._verifier = started(1, "verify")
+        self._steps = ThreadPoolExecutor(1, "steps")
+        self._writers = ThreadPoolExecutor(WRITERS, "write")
+        self._reapers = ThreadPoolExecutor(REAPERS, "reap")
+        self._background = ThreadPoolExecutor(2, "background")
+        self._verifier = ThreadPoolExecutor(1, "verify")
         self._mtime = 0
 
     @contextlib.contextmanager
@@ -85,6 +86,14 @@ class Store:
         return self.layout.trash(self._directory.numbers.next())
 
     # ---- life
+
+    def begin(self) -> None:
+        """Have all threads begin, before anything else is done. Raises `StartError` where they cannot be had."""
+        fill(self._steps, 1)
+        fill(self._writers, WRITERS)
+        fill(self._reapers, REAPERS)
+        fill(self._background, 2)
+        fill(self._verifier, 1)
 
     async def open(self, sources: Sequence[SourceMark]) -> Opened:
         """Take the directory into use: lock it, clear what was left, set aside what is doubtful, read the rest.
