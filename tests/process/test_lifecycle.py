@@ -246,6 +246,16 @@ def _reloaded(daemon: Daemon) -> None:
     until(lambda: daemon.log.count("reloaded") > before, 20, "the reload")
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "0<&- 1>&- 2>&-"])
+def test_it_serves_without_standard_streams(folder: Path, closed: str) -> None:
+    """Its helpers start, too, and nothing of its own is taken for one of them."""
+    (folder / "a.bin").write_bytes(b"of the source")
+    wrap = ("bash", "-c", f'exec "$@" {closed}', "bash")
+    with Daemon({"s": {"url": f"file://{folder}/", "settle": 0}}, wrap=wrap) as daemon:
+        assert daemon.path("s", "a.bin").read_bytes() == b"of the source"
+        assert "Assertion" not in daemon.log
+
+
 def test_a_socket_that_somebody_removed_is_made_anew(origin: Origin) -> None:
     """Until then nobody new finds the daemon."""
     origin.put("0.bin", 1000)
