@@ -32,6 +32,8 @@ SMALL = 2000
 """Plans times shards from which on the choice is made in a thread: it reads the plans, which may move meanwhile."""
 REMEMBERED = 0.2
 """Weight of the latest transfer in the measured time of one."""
+CROWDED = 2.0
+"""Seconds until an origin is asked again, at the most, for a shard that found no room when it was asked."""
 PAUSE, LONGEST, KEPT = 5.0, 600.0, 10
 """Seconds until a shard that could not be had is tried ahead again; whoever needs it asks for it meanwhile.
 
@@ -132,17 +134,20 @@ class Ahead:
 
     async def _bring(self, one: Wanted) -> None:
         began = time.monotonic()
+        if one.ref in self._put_off and not self._cache.ledger.has_place(one.ref):
+            self._pause(one.ref, LOOK, LOOK)
+            return
         try:
             here = await self._cache.bring(one.ref.source, one.ref.key, one.plan.tag, ahead=True)
         except CacheDaemonError as cause:
             log.debug("%s is not fetched ahead: %s", one.ref, cause)
-            self._pause(one.ref, PAUSE, grows=not cause.retryable)
+            self._pause(one.ref, PAUSE, PAUSE if cause.retryable else LONGEST)
             return
         if here:
             self._put_off.pop(one.ref, None)
             self.fetch += REMEMBERED * (time.monotonic() - began - self.fetch)
         else:
-            self._pause(one.ref, LOOK)
+            self._pause(one.ref, LOOK, CROWDED)
 
     def _left_alone(self) -> int:
         """How many shards are put off now."""
@@ -150,7 +155,8 @@ class Ahead:
         self._put_off = {ref: one for ref, one in self._put_off.items() if one[0] + KEPT * one[1] > now}
         return sum(until > now for until, _ in self._put_off.values())
 
-    def _pause(self, ref: Ref, seconds: float, *, grows: bool = False) -> None:
+    def _pause(self, ref: Ref, least: float, most: float) -> None:
+        """Put it off, for twice as long as the last time, within these bounds."""
         _, before = self._put_off.get(ref, (0.0, 0.0))
-        pause = min(max(seconds, 2 * before), LONGEST) if grows else seconds
+        pause = min(max(least, 2 * before), most)
         self._put_off[ref] = (time.monotonic() + pause, pause)

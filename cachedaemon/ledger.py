@@ -452,6 +452,21 @@ class Ledger:
         by_bytes = caps.max_bytes * len(self) // max(1, self.bytes) if caps.max_bytes and len(self) else caps.max_shards
         return max(1, min(caps.max_shards or by_bytes, by_bytes))
 
+    def has_place(self, ref: Ref) -> bool:
+        """Whether a shard of the usual size may find room ahead; where nothing can go for it, its origin need not be asked."""
+        caps, usual = self.caps, self.bytes // max(1, len(self))
+        crowded = bool(caps.max_shards) and len(self) + len(self._holding) >= caps.max_shards
+        crowded |= bool(caps.max_bytes) and self.bytes + self.reserved + usual > caps.max_bytes
+        if not crowded or self._leaving or self._busy or self._trash.bytes > self._stuck.bytes:
+            return True
+        flight, due = Flight(ref, 0, demand=False, job="", ahead=True), self._next_use(ref)
+        for entry in self._order.first_to_go():
+            if not self._is_kept_from(flight, entry) and (entry.past or not self._is_asked_for(entry)):
+                return True
+            if self._next_use(entry.ref) < due:  # and so are all that follow
+                return False
+        return False
+
     def is_over(self) -> bool:
         """Whether the caps are passed by what is here (they were lowered, and readers hold it)."""
         caps = self.caps

@@ -188,3 +188,17 @@ def test_nobody_is_warned_of_a_byte_cap_before_anything_is_here(origin: Origin) 
         assert "warning" not in put(daemon, "p", shuffled(1), holds=2)
         until(lambda: here(daemon), 20)
         assert "hold 9 shards" in str(put(daemon, "p", shuffled(1), holds=9)["warning"])
+
+
+@pytest.mark.slow
+def test_nothing_is_asked_for_that_has_no_place(origin: Origin) -> None:
+    """All room is taken by what other plans have not read yet: the origin is left alone until somebody moves."""
+    with Daemon({"s": origin.url}, max_shards=2) as daemon:
+        for number in range(6):
+            put(daemon, f"p{number}", shuffled(1, seed=number))
+        until(lambda: len(here(daemon)) == 2, 20)
+        time.sleep(2)  # each is asked for once
+        asked = gets(origin)
+        time.sleep(2)  # twenty looks
+        assert gets(origin) <= asked + 4
+        assert len(here(daemon)) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -622,3 +623,20 @@ def test_what_came_ahead_and_was_not_used_is_known_without_a_search() -> None:
     assert ledger.unread() == [left]
     ledger.put_back(gone)
     assert ledger.unread() == [left, gone]
+
+
+def test_there_is_a_place_where_something_may_go_for_it() -> None:
+    """For what comes ahead: nothing that is needed sooner goes, and nothing that was brought for a plan and not read."""
+    due = {"soon": 1.0, "old": 5.0, "new": 3.0, "late": 9.0}
+    ledger = Ledger(caps(2), lambda ref: due.get(ref.key, math.inf))
+    assert ledger.has_place(Ref("s", "late"))
+    for key in ("soon", "old"):
+        ledger.add(entry(key, 0.0))
+    assert ledger.has_place(Ref("s", "new")), "the old one is needed later"
+    assert not ledger.has_place(Ref("s", "late"))
+    ledger.protected = {"plan p"}
+    old = ledger.get(Ref("s", "old"))
+    assert old is not None
+    ledger.announce(old, 0.0, "plan p")
+    assert not ledger.has_place(Ref("s", "new")), "it was not read yet"
+    assert len(keys(ledger.reserve(ask(ledger, "new"), Need(MB, 1), ROOMY))) == 1, "the order is as it was"
