@@ -262,12 +262,12 @@ class Plans:
         """Shards that all consumers together have open at once.
 
         Those of one user that follow the same order walk together, as the workers of a rank do, or ranks in step: they
-        count as one, which holds one shard more where some are in the next one already.
+        count as two of them, since some are at the next shards already while others have the ones before.
         """
         teams: dict[tuple[int, str, int], list[int]] = {}
         for plan in self._all.values():
             teams.setdefault((plan.user, plan.source, plan.course.order), []).append(min(plan.holds, plan.keys))
-        return sum(min(sum(holds), max(holds) + 1) for holds in teams.values())
+        return sum(min(sum(holds), 2 * max(holds)) for holds in teams.values())
 
     def __iter__(self) -> Iterator[Plan]:
         """All, in the order of their making."""

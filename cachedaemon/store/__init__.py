@@ -9,6 +9,7 @@ slowly, and keeps nobody else waiting.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -446,8 +447,10 @@ class Store:
     def _is_held(self, path: str) -> bool:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return False
+        except OSError as cause:
+            if cause.errno in {errno.ENOENT, errno.ELOOP}:  # a link in its place is nobody's hold
+                return False
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -107,3 +107,18 @@ async def test_one_look_after_its_owner_has_gone_a_plan_wants_nothing(folder: Pa
         assert len(plans) == 0
         assert plans.next_use(Ref("s", "0")) == math.inf
         assert ledger.protected == set()
+
+
+async def test_a_link_in_the_place_of_a_plans_file_is_nobodys_hold(folder: Path) -> None:
+    """It ends its own plan, and keeps no other from being looked at."""
+    async with opened(folder) as (store, _):
+        plans = Plans()
+        files = PlanFiles(plans, store, ledger := Ledger(caps()), Regrets(ledger, Metrics("test")))
+        for name in ("a", "b"):
+            await files.put(known_to_be_lost(name))
+        path = folder / "plans" / "a"
+        await asyncio.to_thread(path.unlink)
+        await asyncio.to_thread(path.symlink_to, folder)
+        await files.look()
+        assert not len(plans)
+        await agree(plans, folder)

@@ -78,14 +78,14 @@ def test_what_all_hold_at_once() -> None:
 
 
 def test_consumers_that_follow_the_same_order_hold_the_same_shards() -> None:
-    """Workers of a rank walk together: they hold one shard more than one of them, not as many as there are workers."""
+    """Workers of a rank walk together: they hold what two of them hold, not as many as there are workers."""
     plans = Plans()
     for number in range(12):
         plans.put(plan(str(number), holds=2))
-    assert plans.held_at_once() == 3
+    assert plans.held_at_once() == 4
     plans.put(plan("of another user", holds=2, user=7))
     plans.put(plan("in another order", holds=2, keys=4))
-    assert plans.held_at_once() == 7
+    assert plans.held_at_once() == 8
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_c.9", "0" * 64])
