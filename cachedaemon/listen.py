@@ -181,6 +181,7 @@ def _adopted(descriptor: int, name: str) -> socket.socket:
 @contextlib.contextmanager
 def _private_folder(parent: int, name: str) -> Iterator[int]:
     """A folder for one new socket that no other user can enter: nobody can swap it for a link before it has its mode."""
+    _remove_old_socket(parent, name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -194,6 +195,14 @@ def _private_folder(parent: int, name: str) -> Iterator[int]:
         os.close(folder)
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=parent)
+
+
+def _remove_old_socket(parent: int, name: str) -> None:
+    """Of an earlier version, which made the socket itself under this name. Anything else, or another user's, is refused."""
+    with contextlib.suppress(FileNotFoundError):
+        seen = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISSOCK(seen.st_mode) and seen.st_uid == os.geteuid():
+            os.unlink(name, dir_fd=parent)
 
 
 def _remove_new(folder: int) -> None:

@@ -41,7 +41,9 @@ def _whole(path: str) -> str:
 
 def boot_id() -> str:
     """What the kernel says of this boot; another one means that locks are not shared with what was before."""
+    # Bytes, since a text file's codec is a module that its first use imports: a child that is forked meanwhile would wait
+    # for the import's lock, which no thread of its own holds, for ever.
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().decode("ascii").strip()
     except OSError:  # a sandbox that hides /proc: the host's name is the next best thing
         return f"unknown-{socket.gethostname()}"

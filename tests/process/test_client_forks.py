@@ -103,6 +103,25 @@ def test_200_forks_while_a_thread_uses_the_client(daemon: Daemon) -> None:
     workers(daemon, "fork", 200, 280)
 
 
+def test_a_client_imports_nothing_while_it_works(daemon: Daemon) -> None:
+    """Not even a codec: a child that is forked in the middle of a thread's import waits for that import's lock for ever."""
+    snippet = (
+        FILTER
+        + """
+before = set(sys.modules)
+with ShardCache("s", wait=30) as cache, cache.plan(ARG) as plan:
+    for shard in plan: shard.path
+    with cache.open(ARG[0]): pass
+    cache.prefetch(ARG).wait()
+    for shard in cache.as_ready(ARG): pass
+    cache.status()
+say(sorted(set(sys.modules) - before))
+"""
+    )
+    with readers.Reader(daemon, snippet, KEYS[:3]) as reader:
+        assert reader.line(60) == []
+
+
 def test_hundreds_of_children_keep_no_lease(daemon: Daemon) -> None:
     """Forked while two threads open shards; they outlive the parent's closes, and evicting finds nothing leased."""
     snippet = (

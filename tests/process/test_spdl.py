@@ -90,6 +90,7 @@ def nothing_left(daemon: Daemon) -> Iterator[None]:
     yield
     if daemon.alive:
         until(lambda: not leased(daemon), 10, "the end of all leases")
+        until(lambda: not daemon.status()["plans"], 10, "the end of all plans")
 
 
 def test_each_sample_once_and_in_order(cache: ShardCache) -> None:
