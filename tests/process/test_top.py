@@ -110,7 +110,7 @@ def test_all_of_it_fits_and_is_live(daemon: Daemon, origin: Origin, columns: int
         Terminal(daemon, columns, lines) as terminal,
     ):
         daemon.prefetch("s", [f"gated-{columns}.bin"])
-        shown = terminal.until(lambda said: "67%" in said and "leased" in said)
+        shown = terminal.until(lambda said: "(a prefetch)" in said and "% " in said and "leased" in said)
         for part in (
             "cachedaemon",
             "healthy",
@@ -127,7 +127,7 @@ def test_all_of_it_fits_and_is_live(daemon: Daemon, origin: Origin, columns: int
         assert f"s/gated-{columns}.bin" in shown
         assert "of 60" in shown
         gate.open()
-        shown = terminal.until(lambda said: "67%" not in said)
+        shown = terminal.until(lambda said: "(a prefetch)" not in said)
         assert len(shown.splitlines()) <= lines
         assert shown.splitlines()[0].startswith("cachedaemon"), "it has not scrolled away"
         terminal.press(b"x")
