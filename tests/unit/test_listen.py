@@ -42,6 +42,11 @@ def _connects(path: Path) -> bool:
     return True
 
 
+def _same(first: os.stat_result, then: os.stat_result) -> bool:
+    """Whether it is one socket, and not the next one under its name."""
+    return (first.st_ino, first.st_ctime_ns) == (then.st_ino, then.st_ctime_ns)
+
+
 def test_the_socket_appears_with_its_mode_and_listens_at_once(make: Make, folder: Path) -> None:
     """A watcher that looks as fast as it can never sees another mode, nor a refused connection."""
     path, seen, stop = folder / "d.sock", set(), threading.Event()
@@ -50,11 +55,12 @@ def test_the_socket_appears_with_its_mode_and_listens_at_once(make: Make, folder
     def watch() -> None:
         while not stop.is_set():
             try:
-                seen.add(stat.S_IMODE(path.stat().st_mode))
+                first = path.stat()
+                seen.add(stat.S_IMODE(first.st_mode))
+                if not _connects(path) and _same(first, path.stat()):
+                    refused.append(True)
             except FileNotFoundError:
                 continue
-            if not _connects(path) and path.exists():
-                refused.append(True)
 
     thread = threading.Thread(target=watch)
     thread.start()
