@@ -225,6 +225,15 @@ class Daemon(Api):
             {child for pid in self._gone for child in family(pid)} - {self.process.pid if self.process else 0}
         )
 
+    def helpers(self, name: str) -> list[int]:
+        """Those of its processes that run such a program; one that ends meanwhile is none."""
+        found = []
+        for pid in self.children():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if name in Path(f"/proc/{pid}/cmdline").read_text():
+                    found.append(pid)
+        return found
+
     def forget_the_dead(self) -> None:
         """Look no more after helpers of predecessors that left none: after many starts their pids are somebody else's."""
         self._gone = [pid for pid in self._gone if family(pid) or (self.alive and pid == self.pid)]

@@ -45,7 +45,7 @@ def threads(pid: int) -> int:
 
 def readers(daemon: Daemon) -> list[int]:
     """The processes that read mounts."""
-    return [pid for pid in daemon.children() if "mounts.helper" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return daemon.helpers("mounts.helper")
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def site() -> Iterator[Origin]:
 
 def started(daemon: Daemon) -> list[int]:
     """Processes that read a video."""
-    return [pid for pid in daemon.children() if "foreign.videos" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return daemon.helpers("foreign.videos")
 
 
 def test_a_video_its_failures_and_its_process(site: Origin) -> None:
