@@ -141,7 +141,7 @@ def test_ctrl_c_ends_it_and_a_key_moves_no_cursor(daemon: Daemon, origin: Origin
     origin.put(NASTY, 1000, gate=gate)
     with Terminal(daemon, 120, 40) as terminal:
         daemon.prefetch("other", [NASTY])
-        shown = terminal.until(lambda said: "on their way" in said)
+        shown = terminal.until(lambda said: "other/esc" in said)
         assert "other/esc\\x1b[2J\\x1b]0;title\\x07[bold]\\n.bin" in shown
         gate.open()
         os.kill(terminal.process.pid, signal.SIGINT)
