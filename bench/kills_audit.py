@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -84,7 +83,7 @@ class Audit:
 
     def _locked(self) -> list[str]:
         """Shards that somebody holds by a lock, and those that the daemon calls leased."""
-        held = [name for name in disk.published(self.daemon.cache) if _is_locked(self.daemon.cache / "shards" / name)]
+        held = disk.leased(self.daemon.cache)
         return held + [f"{one['source']}/{one['key']} (leased)" for one in self.daemon.shards() if one["leased"]]
 
     def _plans(self) -> list[str]:
@@ -122,17 +121,3 @@ class Audit:
 def _around(log: str, word: str) -> str:
     at = log.find(word)
     return log[max(0, at - 300) : at + 1500] if at >= 0 else ""
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

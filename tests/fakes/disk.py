@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -51,6 +53,28 @@ def usage(cache: Path) -> int:
 def published(cache: Path) -> list[str]:
     """`<source>/<name>` of every published shard."""
     return _entries(cache / "shards")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds a lock on what is at `path`; FileNotFoundError when nothing is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def leased(cache: Path) -> list[str]:
+    """`<source>/<name>` of every published shard that somebody holds a lock on; one that goes meanwhile is nobody's."""
+    found = []
+    for name in published(cache):
+        with contextlib.suppress(FileNotFoundError):
+            if is_locked(cache / "shards" / name):
+                found.append(name)
+    return found
 
 
 def leftovers(cache: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator
 
 import pytest
@@ -14,9 +13,9 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.origin import Origin
 from tests.fakes.readers import Reader
 from tests.fakes.waiting import until
+from tests.process.test_ahead import N, here, shuffled
 from tests.unit.replay import fewest
 
-N = 24
 BEGIN = """
 plan = ShardCache("s").plan(ARG)
 going = iter(plan)
@@ -38,19 +37,6 @@ def origin() -> Iterator[Origin]:
     with Origin() as one:
         one.default(lambda name: one.put(name, 20_000))
         yield one
-
-
-def shuffled(epochs: int, seed: int = 1) -> list[str]:
-    keys: list[str] = []
-    for epoch in range(epochs):
-        order = [f"{number}.bin" for number in range(N)]
-        random.Random(f"{seed} {epoch}").shuffle(order)
-        keys += order
-    return keys
-
-
-def here(daemon: Daemon) -> set[str]:
-    return {row["key"] for row in daemon.shards("s")}
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import threading
@@ -72,24 +71,12 @@ def whole(keys: list[str] = KEYS) -> list[str]:
     return sorted(f"{key}/{one}" for key in keys for one in members(KEYS.index(key)))
 
 
-def leased(daemon: Daemon) -> list[str]:
-    """Published shards that somebody holds a lock on."""
-    found = []
-    for path in disk.published(daemon.cache):
-        with (daemon.cache / "shards" / path).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(path)
-    return found
-
-
 @pytest.fixture(autouse=True)
 def nothing_left(daemon: Daemon) -> Iterator[None]:
     """No lease and no plan outlives a pipeline."""
     yield
     if daemon.alive:
-        until(lambda: not leased(daemon), 10, "the end of all leases")
+        until(lambda: not disk.leased(daemon.cache), 10, "the end of all leases")
         until(lambda: not daemon.status()["plans"], 10, "the end of all plans")
 
 
@@ -192,7 +179,7 @@ def test_no_more_is_open_than_it_holds(daemon: Daemon, cache: ShardCache) -> Non
 
     def slow(shard: Shard, member: str) -> str:
         with one_looks:
-            most.append(len(leased(daemon)))
+            most.append(len(disk.leased(daemon.cache)))
         return name(shard, member)
 
     found = samples(batches(source(cache, mix=2, holds=3, batch_size=30, decode=slow), 8))
@@ -263,9 +250,9 @@ def test_a_break_ends_leases_of_parts_that_wait(daemon: Daemon, cache: ShardCach
     """Those that no stage came to, too, and without a warning that a shard was never closed."""
     loop = batches(source(cache, mix=3, batch_size=2))
     next(loop)
-    assert leased(daemon)
+    assert disk.leased(daemon.cache)
     loop.close()
-    until(lambda: not leased(daemon), 10, "the end of all leases")
+    until(lambda: not disk.leased(daemon.cache), 10, "the end of all leases")
 
 
 def test_a_daemon_that_is_away_is_said_so(caplog: pytest.LogCaptureFixture) -> None:

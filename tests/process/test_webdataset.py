@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import signal
@@ -85,18 +84,6 @@ def expected(count: int) -> list[list[Any]]:
 def shards_of(epoch: list[list[Any]]) -> list[str]:
     """The shards in their order, for one that was read without workers."""
     return list(dict.fromkeys(name.partition("-")[0] for name, _ in epoch))
-
-
-def leased(daemon: Daemon) -> list[str]:
-    """Published shards that somebody holds a lock on."""
-    found = []
-    for name in disk.published(daemon.cache):
-        with (daemon.cache / "shards" / name).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(name)
-    return found
 
 
 def test_each_sample_once_an_epoch(daemon: Daemon) -> None:
@@ -196,13 +183,13 @@ def test_a_plan_a_worker_and_no_lease_after_a_break(daemon: Daemon) -> None:
     """Leases and plans end with the loop that is left in mid-epoch, while the trainer goes on."""
     with readers.Reader(daemon, PLANS, KEYS[:4]) as trainer:
         assert trainer.line(60) == [[2, 2], "broken"]
-        assert leased(daemon)
+        assert disk.leased(daemon.cache)
         trainer.tell()
         assert trainer.line(60) == [[2, 2], "read"]
         trainer.tell()
         assert trainer.line(60) == 4 * SAMPLES - 2
         assert trainer.line(60) == "still here"
-        until(lambda: not leased(daemon), 10, "the end of all leases")
+        until(lambda: not disk.leased(daemon.cache), 10, "the end of all leases")
         trainer.tell()
 
 
@@ -240,5 +227,5 @@ def test_a_killed_trainer_holds_nothing(daemon: Daemon) -> None:
         trainer.line(60)
         os.killpg(trainer.pid, signal.SIGKILL)
         began = time.monotonic()
-        until(lambda: not leased(daemon), 10, "the end of all leases")
+        until(lambda: not disk.leased(daemon.cache), 10, "the end of all leases")
         assert time.monotonic() - began < 5

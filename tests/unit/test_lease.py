@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import threading
@@ -13,19 +12,8 @@ import pytest
 
 from cachedaemon_client import lease
 from tests.fakes import content
+from tests.fakes.disk import is_locked
 from tests.fakes.readers import spawn
-
-
-def locked(path: Path) -> bool:
-    """Whether somebody leases what is at `path`."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 @pytest.fixture(params=["file", "folder"])
@@ -42,16 +30,16 @@ def test_a_lease_is_a_shared_lock_on_what_is_at_the_path(shard: Path) -> None:
     with pytest.raises(lease.Busy):
         lease.take_exclusive(str(shard))
     lease.give_back(one)
-    assert locked(shard)
+    assert is_locked(shard)
     lease.give_back(other)
-    assert not locked(shard)
+    assert not is_locked(shard)
 
 
 def test_a_name_below_an_open_folder(shard: Path) -> None:
     folder = os.open(shard.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         descriptor, _ = lease.take(shard.name, folder)
-        assert locked(shard)
+        assert is_locked(shard)
         lease.give_back(descriptor)
     finally:
         os.close(folder)
@@ -93,7 +81,7 @@ def test_a_lock_that_came_too_late_is_no_lease(shard: Path, then: bytes | None) 
     with pytest.raises(lease.Gone):
         lease.take(Moving(shard, then))  # type: ignore[arg-type]
     assert descriptors() == before
-    assert not locked(shard.with_name("trash"))
+    assert not is_locked(shard.with_name("trash"))
 
 
 def descriptors() -> set[str]:
@@ -132,7 +120,7 @@ def test_ending_a_lease_ends_it_for_copies_too(shard: Path) -> None:
     descriptor, _ = lease.take(str(shard))
     copy = os.dup(descriptor)
     lease.give_back(descriptor)
-    assert not locked(shard)
+    assert not is_locked(shard)
     os.close(copy)
 
 
@@ -143,7 +131,7 @@ def test_a_plan_s_file_is_held_though_the_daemon_looks_at_it(folder: Path) -> No
 
     def look() -> None:
         while not stop.is_set():
-            locked(path)
+            is_locked(path)
 
     looking = threading.Thread(target=look)
     looking.start()
