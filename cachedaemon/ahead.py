@@ -50,8 +50,8 @@ class Ahead:
         self._plans = plans
         self._files = files
         self._width = width
-        self._tasks: dict[Ref, asyncio.Task[None]] = {}
-        self._for: dict[Ref, Plan] = {}
+        self._under_way: dict[Ref, tuple[asyncio.Task[None], Plan]] = {}
+        """What is being brought, and for which plan."""
         self._chosen: deque[Wanted] = deque()
         """What the last look chose and has not begun yet, the soonest needed first."""
         self._put_off: dict[Ref, tuple[float, float]] = {}
@@ -70,10 +70,11 @@ class Ahead:
                 await asyncio.sleep(max(LOOK, OF_THE_LOOP * (time.monotonic() - began)))
         finally:
             self._chosen.clear()
-            for task in self._tasks.values():
+            tasks = [task for task, _ in self._under_way.values()]
+            for task in tasks:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks.values())
+            if tasks:
+                await asyncio.wait(tasks)
 
     async def _stirred(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -83,7 +84,7 @@ class Ahead:
 
     async def _look(self) -> None:
         """Begin what is wanted next, and end what nobody wants any more."""
-        for ref, task in self._tasks.items():
+        for ref, (task, _) in self._under_way.items():
             if self._plans.next_use(ref) == math.inf:
                 task.cancel()
         self._chosen.clear()
@@ -106,29 +107,29 @@ class Ahead:
         """Begin what was chosen, as far as transfers may be under way."""
         while self._chosen and self._transfers() < self._width():
             one = self._chosen.popleft()
-            if one.ref not in self._tasks and self._plans.next_use(one.ref) < math.inf:
+            if one.ref not in self._under_way and self._plans.next_use(one.ref) < math.inf:
                 self._begin(one)
 
     def _transfers(self) -> int:
         """How many of its shards have not come whole; those that have are being checked, and wait for no origin."""
         flights = self._cache.ledger.flights
-        return sum((flight := flights.get(ref)) is None or flight.arrived != flight.size for ref in self._tasks)
+        return sum((flight := flights.get(ref)) is None or flight.arrived != flight.size for ref in self._under_way)
 
     def _scene(self) -> Scene:
         ledger = self._cache.ledger
         here = ledger.refs()
         here.update(ledger.flights)
         unread = {entry.ref: str(entry.unread_of) for entry in ledger.unread() if entry.unread_of in ledger.protected}
-        unread |= {ref: plan.tag for ref, plan in self._for.items()}
+        unread |= {ref: plan.tag for ref, (_, plan) in self._under_way.items()}
         return Scene(here, ledger.fits(), self.fetch, unread)
 
     def _begin(self, one: Wanted) -> None:
-        task = self._tasks[one.ref] = asyncio.create_task(self._bring(one), name=f"ahead {one.ref}")
-        self._for[one.ref] = one.plan
+        task = asyncio.create_task(self._bring(one), name=f"ahead {one.ref}")
+        self._under_way[one.ref] = task, one.plan
         task.add_done_callback(lambda _: self._ended(one.ref))
 
     def _ended(self, ref: Ref) -> None:
-        del self._tasks[ref], self._for[ref]
+        del self._under_way[ref]
         self._fill()
         self._files.stirred.set()
 
