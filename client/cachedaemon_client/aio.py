@@ -31,6 +31,8 @@ from cachedaemon_client.wire import GENERATION, Answer, request
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from cachedaemon_client.aio_watch import Watch
+
 __all__ = ["Job", "Plan", "ShardCache"]
 
 IDLE = 16
@@ -138,6 +140,15 @@ class ShardCache(Local[Plan]):
                 break
             await asyncio.sleep(pause.next())
         return here
+
+    def watch(self, *, idle: float | None = None) -> Watch:
+        """Opened shards of a watched folder in the order in which their files appear, for `async for`. See `Watch`.
+
+        It ends after `idle` seconds without a new file; None: never.
+        """
+        from cachedaemon_client.aio_watch import Watch  # noqa: PLC0415 - most readers do without
+
+        return Watch(self, idle)
 
     async def status(self) -> dict[str, Any]:
         """The daemon's state, as `GET /v1/status` says it."""

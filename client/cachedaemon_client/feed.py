@@ -14,51 +14,85 @@ from cachedaemon_client.wire import HEAD_LIMIT
 
 SILENCE = 60.0
 """Seconds without a sign of life after which the connection counts as lost; the daemon gives one every 15."""
-_PIECE = 1 << 16
+PIECE = 1 << 16
 
 
-class Feed:
-    """One connection on which nothing but events comes. Asked for in HTTP/1.0, whose answers have no chunks to undo."""
+class Told:
+    """What came on one connection on which nothing but events comes. The base of both clients' feeds.
+
+    It is asked for in HTTP/1.0, whose answers have no chunks to undo.
+    """
+
+    def __init__(self, path: str, target: str, source: str) -> None:
+        self._path = path
+        self._source = source
+        self._request = f"GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()
+        self._status = 0
+        """HTTP's; 0 as long as the head is not complete."""
+        self._heard = b""
+        self._last = time.monotonic()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether what comes from now on are events."""
+        return 0 < self._status < 400
+
+    @property
+    def _silent_at(self) -> float:
+        """When the connection will count as lost (monotonic seconds)."""
+        return self._last + SILENCE
+
+    def _take(self, piece: bytes) -> None:
+        """What was received, nothing at the end. OSError when the connection is of no use, `CacheError` when the daemon refused."""
+        if not piece:
+            raise self._end()
+        self._heard += piece
+        self._last = time.monotonic()
+        if not self._status:
+            self._take_head()
+
+    def _end(self) -> Exception:
+        if self._status >= 400:
+            return from_answer(self._status, json.loads(self._heard), self._source)
+        return ConnectionResetError("the daemon closed the connection")
+
+    def _take_head(self) -> None:
+        head, found, rest = self._heard.partition(b"\r\n\r\n")
+        if found:
+            self._status, self._heard = int(head.split(maxsplit=2)[1]), rest
+        elif len(head) > HEAD_LIMIT:
+            raise ConnectionAbortedError("what the daemon says is no HTTP")
+
+    def _taken(self) -> list[dict[str, Any]]:
+        """Events that are complete: an empty line ends each, and comments are signs of life."""
+        whole, found, rest = self._heard.rpartition(b"\n\n")
+        if not found:
+            return []
+        self._heard = rest
+        return [event for block in whole.decode().split("\n\n") if (event := _parsed(block))]
+
+
+class Feed(Told):
+    """Such a connection."""
 
     def __init__(self, path: str, target: str, source: str) -> None:
         """Raises OSError when nobody is there, `CacheError` when the daemon refuses."""
-        self._path = path
-        self._heard = b""
-        self._last = time.monotonic()
+        super().__init__(path, target, source)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._socket.settimeout(SILENCE)
             trust.check(path)
             self._socket.connect(path)
-            self._socket.sendall(f"GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-            self._begin(source)
+            self._socket.sendall(self._request)
+            while not self._has_begun:
+                self._receive(SILENCE)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, source: str) -> None:
-        while b"\r\n\r\n" not in self._heard and len(self._heard) < HEAD_LIMIT:
-            self._receive(SILENCE)
-        head, _, self._heard = self._heard.partition(b"\r\n\r\n")
-        status = int(head.split(maxsplit=2)[1])
-        if status >= 400:
-            raise from_answer(status, self._rest(), source)
-
-    def _rest(self) -> Any:
-        """The body of an error."""
-        try:
-            while True:
-                self._receive(SILENCE)
-        except ConnectionResetError:
-            return json.loads(self._heard)
-
     def _receive(self, seconds: float) -> None:
         self._socket.settimeout(max(0.001, seconds))
-        piece = self._socket.recv(_PIECE)
-        if not piece:
-            raise ConnectionResetError("the daemon closed the connection")
-        self._heard += piece
-        self._last = time.monotonic()
+        self._take(self._socket.recv(PIECE))
 
     def hear(self, seconds: float) -> list[dict[str, Any]]:
         """What has come within so many seconds, at least one event unless they pass. Raises OSError when the connection is lost."""
@@ -70,20 +104,12 @@ class Feed:
     def _heard_more(self, until: float) -> bool:
         """Whether it is worth while to look again. What came while nobody listened is heard first, whatever the clock says."""
         try:
-            self._receive(min(until, self._last + SILENCE) - time.monotonic())
+            self._receive(min(until, self._silent_at) - time.monotonic())
         except TimeoutError:
-            if time.monotonic() >= self._last + SILENCE:
+            if time.monotonic() >= self._silent_at:
                 raise silent(self._path) from None
             return time.monotonic() < until
         return True
-
-    def _taken(self) -> list[dict[str, Any]]:
-        """Events that are complete: an empty line ends each, and comments are signs of life."""
-        whole, found, rest = self._heard.rpartition(b"\n\n")
-        if not found:
-            return []
-        self._heard = rest
-        return [event for block in whole.decode().split("\n\n") if (event := _parsed(block))]
 
     def close(self) -> None:
         """Hear no more."""

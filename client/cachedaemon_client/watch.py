@@ -19,15 +19,63 @@ if TYPE_CHECKING:
 
     from cachedaemon_client.cache import ShardCache
     from cachedaemon_client.job import Job
+    from cachedaemon_client.local import Local
     from cachedaemon_client.shard import Shard
 
 AHEAD = 16
 """Files that wait to be opened and are fetched meanwhile, as far as they fit."""
-_TURN = 1.0
+TURN = 1.0
 """Seconds after which it is looked whether somebody has waited long enough."""
 
 
-class Watch:
+class Line:
+    """The files that were told and wait to be opened, and the shard that is out. The base of both clients' watches."""
+
+    def __init__(self, cache: Local[Any], idle: float | None) -> None:
+        self._local = cache
+        self._idle = float("inf") if idle is None else idle
+        self._target = f"/v1/events?watch={quote(cache.source, safe='')}"
+        self._waiting: deque[str] = deque()
+        self._seen: dict[str, str] = {}
+        """The version of each key that has been told: a new connection tells everything again."""
+        self._away: tuple[float, str] | None = None
+        """Since when the folder cannot be read, and why."""
+        self._shard: Shard | None = None
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "away":
+            self._away = self._away or (time.monotonic(), event["message"])
+            return
+        self._away = None
+        if event["event"] == "appeared" and self._seen.get(event["key"]) != event["version"]:
+            self._seen[event["key"]] = event["version"]
+            self._waiting.append(event["key"])
+
+    def _lose_patience(self) -> None:
+        if self._away is not None and time.monotonic() - self._away[0] > self._local.wait:
+            message, self._away = self._away[1], (time.monotonic(), self._away[1])
+            raise OriginFailed(message, code="origin_unavailable", source=self._local.source, retryable=True)
+
+    def _ahead(self) -> list[str]:
+        """What is to be fetched while the next one is in use. What comes of it shows when they are opened."""
+        return list(islice(self._waiting, 1, 1 + AHEAD))
+
+    def _pause(self, cause: Exception, pause: Pause) -> float:
+        """How long to wait before the daemon, which may be about to restart, is tried again; or raises what there is to say."""
+        if isinstance(cause, CacheError):
+            if cause.code != "stopping" or pause.left <= 0:
+                raise cause
+        elif pause.left <= 0:
+            raise unavailable(self._local.socket, cause, self._local.source) from None
+        return pause.next()
+
+    def _let_go(self) -> None:
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.close()
+
+
+class Watch(Line):
     """An iterator over opened shards in order of arrival: those that lie in the folder, then those that come.
 
     Each is closed when the next is asked for. A shard that cannot be had raises its error, and the next call goes on with the
@@ -36,16 +84,9 @@ class Watch:
     """
 
     def __init__(self, cache: ShardCache, idle: float | None = None) -> None:
+        super().__init__(cache, idle)
         self._cache = cache
-        self._idle = float("inf") if idle is None else idle
-        self._target = f"/v1/events?watch={quote(cache.source, safe='')}"
-        self._waiting: deque[str] = deque()
-        self._seen: dict[str, str] = {}
-        """The version of each key that has been told: a new connection tells everything again."""
-        self._away: tuple[float, str] | None = None
-        """Since when the folder cannot be read, and why."""
         self._job: Job | None = None
-        self._shard: Shard | None = None
         self._feed: Feed | None = self._open()
         process.forkables.add(self)
 
@@ -70,11 +111,10 @@ class Watch:
             left = since + self._idle - time.monotonic()
             if left <= 0 or self._feed is None:
                 raise StopIteration
-            self._hear(self._feed, min(left, _TURN))
+            self._hear(self._feed, min(left, TURN))
             self._lose_patience()
-        key = self._waiting.popleft()
         self._fetch_ahead()
-        return key
+        return self._waiting.popleft()
 
     def _hear(self, feed: Feed, seconds: float) -> None:
         try:
@@ -86,24 +126,9 @@ class Watch:
         for event in events:
             self._take(event)
 
-    def _take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "away":
-            self._away = self._away or (time.monotonic(), event["message"])
-            return
-        self._away = None
-        if event["event"] == "appeared" and self._seen.get(event["key"]) != event["version"]:
-            self._seen[event["key"]] = event["version"]
-            self._waiting.append(event["key"])
-
-    def _lose_patience(self) -> None:
-        if self._away is not None and time.monotonic() - self._away[0] > self._cache.wait:
-            message, self._away = self._away[1], (time.monotonic(), self._away[1])
-            raise OriginFailed(message, code="origin_unavailable", source=self._cache.source, retryable=True)
-
     def _fetch_ahead(self) -> None:
-        """Have the next ones fetched while this one is in use. What comes of it shows when they are opened."""
-        if self._waiting and (self._job is None or self._job.refresh().state != "running"):
-            self._job = self._cache.prefetch(islice(self._waiting, AHEAD))
+        if (ahead := self._ahead()) and (self._job is None or self._job.refresh().state != "running"):
+            self._job = self._cache.prefetch(ahead)
 
     def _open(self) -> Feed:
         """A connection to the daemon, which may be about to restart."""
@@ -111,18 +136,9 @@ class Watch:
         while True:
             try:
                 return Feed(self._cache.socket, self._target, self._cache.source)
-            except CacheError as cause:
-                if cause.code != "stopping" or pause.left <= 0:
-                    raise
-            except OSError as cause:
-                if pause.left <= 0:
-                    raise unavailable(self._cache.socket, cause, self._cache.source) from None
-            time.sleep(pause.next())
-
-    def _let_go(self) -> None:
-        shard, self._shard = self._shard, None
-        if shard is not None:
-            shard.close()
+            except (CacheError, OSError) as cause:
+                seconds = self._pause(cause, pause)
+            time.sleep(seconds)
 
     def close(self) -> None:
         """End it, and the lease of its last shard."""
