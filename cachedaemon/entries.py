@@ -168,6 +168,25 @@ def _with_demand(ranks: list[Rank]) -> bool:
     return any(not rank[1] for rank in (*ranks[:1], *ranks[others : others + 1]))
 
 
+@dataclass(slots=True)
+class Short:
+    """What a wish for room lacks; nothing or less where there is room to spare."""
+
+    shards: int
+    bytes: int
+    inodes: int
+
+    def any(self) -> bool:
+        """Whether anything is missing."""
+        return self.shards > 0 or self.bytes > 0 or self.inodes > 0
+
+    def take(self, entry: Entry) -> None:
+        """A shard goes."""
+        self.shards -= 1
+        self.bytes -= entry.blocks
+        self.inodes -= entry.inodes
+
+
 @dataclass(frozen=True, slots=True)
 class Granted:
     """The room is reserved."""

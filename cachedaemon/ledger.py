@@ -1,9 +1,9 @@
 """What is published, reserved and leaving: the one index of the cache. Pure: no clock, no disk, no await.
 
 Not thread-safe: the cache owns it, on the loop. Every method decides at once and returns what is to be done on the disk;
-whoever does it reports the outcome here. Every shard is counted in exactly one of `ready` (published or suspect),
-`flights` (reserved), `leaving` (chosen to go, not renamed yet) and `trash` (renamed, its bytes not free yet), so that no
-reservation can pass the caps in between.
+whoever does it reports the outcome here. Every shard is counted in exactly one of the index (published or suspect), the
+reservations (coming), and the departures (chosen to go and not renamed yet, or in trash, its bytes not free yet), so that
+no reservation can pass the caps in between.
 """
 
 from __future__ import annotations
@@ -11,29 +11,16 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Never, NotNow, Verdict, Yield
+from cachedaemon.candidates import Candidates
+from cachedaemon.departures import Departures
+from cachedaemon.entries import DiskFull, Displaces, Entry, Evict, Flight, Granted, Never, NotNow, Short, Verdict, Yield
 from cachedaemon.model import Caps, Disk, Need, Ref
-from cachedaemon.policy import Order
+from cachedaemon.reservations import Reservations
 
 EXPOSED = "nobody's"
 """What marks unread shards that are no plan's and no job's any more."""
-
-
-@dataclass(slots=True)
-class _Short:
-    shards: int
-    bytes: int
-    inodes: int
-
-    def any(self) -> bool:
-        return self.shards > 0 or self.bytes > 0 or self.inodes > 0
-
-    def take(self, entry: Entry) -> None:
-        self.shards -= 1
-        self.bytes -= entry.blocks
-        self.inodes -= entry.inodes
 
 
 class Ledger:
@@ -44,10 +31,8 @@ class Ledger:
         self.caps = caps
         self.protected: set[str] = set()
         """What marks unread shards that were fetched for plans that run: they go last, and for no other prefetch."""
-        self._next_use = next_use
         self.flights: dict[Ref, Flight] = {}
-        self._granted: set[Flight] = set()
-        """Those of `flights` that were granted room, now or before: few, while any number waits."""
+        self._reservations = Reservations()
         self.per_source: dict[str, list[int]] = {}
         """Shards and bytes of each source that are published; what is to go counts until it has gone."""
         self._ready: dict[Ref, Entry] = {}
@@ -55,23 +40,17 @@ class Ledger:
         """Those that were brought ahead and not used yet, in the order of their coming."""
         self._past: set[Entry] = set()
         """Earlier versions, which stay at their paths until nobody holds them."""
-        self._order: Order[Entry] = Order(lambda entry: next_use(entry.ref))
-        self._busy: set[Entry] = set()
-        """Ready, but a reader held them when they were last tried: out of the order of eviction until `recheck`."""
-        self._leaving: set[Entry] = set()
-        self._leaving_bytes = 0
+        self._candidates = Candidates(self.flights, next_use)
+        self._departures = Departures()
         self._sorted: list[Ref] | None = None
         self._orders = 0
         self._bytes = 0
-        self._trash = Need(0, 0)
-        self._stuck = Need(0, 0)
-        """The part of trash that cannot be deleted at present."""
 
     # ---- what is here
 
     def __len__(self) -> int:
         """Published and suspect shards, each version; one that is to go counts until it has gone."""
-        return self._here + len(self._leaving)
+        return self._here + len(self._departures)
 
     @property
     def _here(self) -> int:
@@ -80,17 +59,17 @@ class Ledger:
     @property
     def bytes(self) -> int:
         """Allocated bytes: published, leaving and in trash; reservations are not counted."""
-        return self._bytes + self._leaving_bytes + self._trash.bytes
+        return self._bytes + self._departures.bytes
 
     @property
     def reserved(self) -> int:
         """Bytes that flights have reserved."""
-        return sum(flight.room.bytes for flight in self._granted)
+        return self._reservations.bytes
 
     @property
     def leased(self) -> int:
         """Shards that a reader held when they were last tried."""
-        return len(self._busy)
+        return len(self._candidates.busy)
 
     def get(self, ref: Ref) -> Entry | None:
         """The shard, if it is published or suspect: its latest version."""
@@ -138,7 +117,7 @@ class Ledger:
     def add(self, entry: Entry) -> None:
         """A shard is published (or was found at start)."""
         self._index(entry)
-        self._order.add(entry)
+        self._candidates.add(entry)
         self._count(entry, 1)
 
     def supersede(self, entry: Entry) -> None:
@@ -148,7 +127,7 @@ class Ledger:
         self._unindex(entry)
         entry.past, entry.used = True, -math.inf
         self._index(entry)
-        self._order.add(entry)
+        self._candidates.add(entry)
 
     def revive(self, entry: Entry, used: float) -> None:
         """The origin has an earlier version again: it is the latest now, in the place of the other."""
@@ -159,7 +138,7 @@ class Ledger:
         self._unindex(entry)
         entry.past, entry.used = False, used
         self._index(entry)
-        self._order.add(entry)
+        self._candidates.add(entry)
 
     def has(self, entry: Entry) -> bool:
         """Whether it is here, and not about to go."""
@@ -184,8 +163,7 @@ class Ledger:
             self._sorted = None
         self._unread.pop(entry, None)
         self._bytes -= entry.blocks
-        self._order.discard(entry)
-        self._busy.discard(entry)
+        self._candidates.discard(entry)
 
     def _count(self, entry: Entry, sign: int) -> None:
         totals = self.per_source.setdefault(entry.ref.source, [0, 0])
@@ -204,7 +182,7 @@ class Ledger:
         """The next uses of these shards are others than before."""
         for ref in moved:
             if (entry := self._ready.get(ref)) is not None:
-                self._order.moved(entry)
+                self._candidates.moved(entry)
 
     def touch(self, entry: Entry, used: float) -> None:
         """A shard was used at that time."""
@@ -251,12 +229,7 @@ class Ledger:
         flight.ended = True
         if self.flights.get(flight.ref) is flight:
             del self.flights[flight.ref]
-        self._granted.discard(flight)
-
-    @property
-    def _holding(self) -> list[Flight]:
-        """Flights that hold room."""
-        return [flight for flight in self._granted if flight.slot]
+        self._reservations.end(flight)
 
     def commit(self, flight: Flight, entry: Entry) -> None:
         """The flight's shard is published; an earlier version makes way."""
@@ -272,12 +245,11 @@ class Ledger:
         """Reserve room for a flight: `need` in all, on top of nothing or of what it has. `rivals`: another source waits."""
         if refused := self._never(need, disk):
             return refused
-        if rivals and self._over_half(flight, need):
+        if rivals and self._reservations.is_over_half(flight, need, self.caps):
             return Yield()
         short = self._short(flight, need, disk)
         if not short.any():
-            flight.room, flight.slot = need, True
-            self._granted.add(flight)
+            self._reservations.grant(flight, need)
             return Granted()
         return self._make_room(flight, short, disk)
 
@@ -289,30 +261,26 @@ class Ledger:
             return Never(need.bytes, "the file system less cache.min_free", usable)
         return None
 
-    def _short(self, flight: Flight, need: Need, disk: Disk) -> _Short:
+    def _short(self, flight: Flight, need: Need, disk: Disk) -> Short:
         """What is missing, before anything goes; negative where there is room to spare."""
-        flights = self._holding
+        caps, flights = self.caps, self._reservations.holding()
         more, nodes = need.bytes - flight.room.bytes, need.inodes - flight.room.inodes
-        caps = self.caps
-        shards = -1
-        if caps.max_shards:
-            used = len(self) + len(flights)
-            shards = used + (not flight.slot) - caps.max_shards
-        pending = sum(max(0, other.room.bytes - other.written) for other in flights)
+        shards = len(self) + len(flights) + (not flight.slot) - caps.max_shards if caps.max_shards else -1
+        pending = sum([max(0, other.room.bytes - other.written) for other in flights])
         room = pending + more - (disk.free - caps.min_free.of(disk.total))
         if caps.max_bytes:
             room = max(room, self.bytes + self.reserved + more - caps.max_bytes)
         inodes = -1
         if disk.inodes:
             kept = caps.min_free.of_inodes(disk.inodes, disk.total)
-            to_make = sum(max(0, other.room.inodes - other.made) for other in flights)
+            to_make = sum([max(0, other.room.inodes - other.made) for other in flights])
             inodes = nodes + to_make - (disk.free_inodes - kept)
-        return _Short(shards, room, inodes)
+        return Short(shards, room, inodes)
 
-    def _make_room(self, flight: Flight, short: _Short, disk: Disk) -> Verdict:
+    def _make_room(self, flight: Flight, short: Short, disk: Disk) -> Verdict:
         if short.bytes > self.bytes + self.reserved - flight.room.bytes:
             return self._disk_full(short, disk)
-        self._expect_what_leaves(short)
+        self._departures.relieve(short)
         if not short.any():
             return Evict(())
         victims, own = self._victims(flight, short)
@@ -322,127 +290,52 @@ class Ledger:
             return self._nothing_goes(flight, short, disk, own=own)
         return Evict(tuple(victims))
 
-    def _expect_what_leaves(self, short: _Short) -> None:
-        """What is on its way to trash, or there, comes back without anybody's doing."""
-        for entry in self._leaving:
-            short.take(entry)
-        short.bytes -= self._trash.bytes - self._stuck.bytes
-        short.inodes -= self._trash.inodes - self._stuck.inodes
-
-    def _nothing_goes(self, flight: Flight, short: _Short, disk: Disk, *, own: bool) -> Verdict:
+    def _nothing_goes(self, flight: Flight, short: Short, disk: Disk, *, own: bool) -> Verdict:
         if flight.ahead and not flight.demand:
             return Displaces()  # its plan decides anew what comes next
         if own and not self._could_go_later(flight, short):
             return Displaces()
-        flying = sum(other is not flight for other in self._holding)
+        flying = len(self._reservations) - flight.slot
         if not self._here and not flying and short.shards <= 0:
             return self._disk_full(short, disk)
         return NotNow(self.leased, flying)
 
-    def _could_go_later(self, flight: Flight, short: _Short) -> bool:
+    def _could_go_later(self, flight: Flight, short: Short) -> bool:
         """Whether a prefetch gets room without displacing its own, once leases have ended and other transfers landed."""
         short = replace(short)
         for entry in self._ready.values():
-            if entry.unread_of != flight.job and (entry in self._busy or entry.ref in self.flights):
+            if entry.unread_of != flight.job and (entry in self._candidates.busy or entry.ref in self.flights):
                 short.take(entry)
-        for other in self._holding:
+        for other in self._reservations.holding():
             if other is not flight and (other.demand or other.job != flight.job):
                 short.shards -= 1
                 short.bytes -= other.room.bytes
                 short.inodes -= other.room.inodes
         return not short.any()
 
-    def _disk_full(self, short: _Short, disk: Disk) -> DiskFull:
+    def _disk_full(self, short: Short, disk: Disk) -> DiskFull:
         return DiskFull(max(0, short.bytes), max(0, short.inodes), disk.free, self.caps.min_free.of(disk.total))
 
-    def _victims(self, flight: Flight, short: _Short, most: int | None = None) -> tuple[list[Entry], bool]:
-        """Entries that have left the index, enough or all that can go; and whether the flight's own job kept some."""
-        victims: list[Entry] = []
-        unread: list[Entry] = []
-        own = False
-        if not short.any():
-            return victims, own
-        for entry in self._order.first_to_go():
-            mine = entry.ref == flight.ref  # the version that this flight replaces
-            if flight.ahead and not flight.demand and self._next_use(entry.ref) < self._next_use(flight.ref):
-                own = True  # and so are all that follow
-                break
-            if not mine and self._is_kept_from(flight, entry):
-                own = True
-                unread.append(entry)
-            elif mine or entry.past or not self._is_asked_for(entry):
-                self._leave(entry)
-                victims.append(entry)
-                short.take(entry)
-            if not short.any() or len(victims) == most:
-                break
-        if flight.demand and short.any():
-            self._take_unread(unread, victims, short)
+    def _victims(self, flight: Flight, short: Short, most: int | None = None) -> tuple[list[Entry], bool]:
+        """Shards that have left the index, enough or all that can go; and whether the flight's own job kept some."""
+        victims, own = self._candidates.choose(flight, short, self.protected, most)
+        for entry in victims:
+            self._leave(entry)
         return victims, own
 
-    def _is_kept_from(self, flight: Flight, entry: Entry) -> bool:
-        """Whether a shard must not go for this flight; for a demand it goes when nothing else can."""
-        if entry.unread_of in self.protected:
-            return True
-        if flight.demand or flight.job is None:
-            return False
-        due = self._next_use(entry.ref) if flight.ahead else math.inf
-        return entry.unread_of == flight.job or (due < math.inf and due <= self._next_use(flight.ref))
-
-    def _take_unread(self, unread: list[Entry], victims: list[Entry], short: _Short) -> None:
-        for entry in unread:
-            if not short.any():
-                return
-            if not self._is_asked_for(entry):
-                self._leave(entry)
-                victims.append(entry)
-                short.take(entry)
-
-    def _is_asked_for(self, entry: Entry) -> bool:
-        """Whether a flight may give this version out; one that replaces it may wait for room behind the asker."""
-        flight = self.flights.get(entry.ref)
-        return flight is not None and not flight.replaces
-
-    def _over_half(self, flight: Flight, need: Need) -> bool:
-        others = [o for o in self._holding if o.ref.source == flight.ref.source and o is not flight]
-        if not others:
-            return False
-        caps = self.caps
-        shards = bool(caps.max_shards) and len(others) + 1 > max(1, caps.max_shards // 2)
-        room = sum(other.room.bytes for other in others) + need.bytes
-        return shards or (bool(caps.max_bytes) and room > caps.max_bytes // 2)
-
     def to_stop(self, flight: Flight) -> Flight | None:
-        """Which transfer to stop for a flight that finds nothing to evict; None: it waits.
-
-        For one that grows, the youngest other that grows; else the youngest of a source that holds over half of the cap.
-        A prefetch stops no demand.
-        """
-        holding = [o for o in self._holding if o is not flight and not o.ended]
-        if flight.slot:
-            stoppable = [o for o in holding if o.growing and o.rank > flight.rank]
-        else:
-            others = [o for o in holding if o.ref.source != flight.ref.source and self._hogs(o.ref.source, holding)]
-            stoppable = [o for o in others if flight.demand or not o.demand]
-        return max(stoppable, key=lambda o: o.rank, default=None)
-
-    def _hogs(self, source: str, holding: list[Flight]) -> bool:
-        mine = [o for o in holding if o.ref.source == source]
-        caps = self.caps
-        if len(mine) <= 1:
-            return False
-        shards = bool(caps.max_shards) and len(mine) > max(1, caps.max_shards // 2)
-        return shards or (bool(caps.max_bytes) and sum(o.room.bytes for o in mine) > caps.max_bytes // 2)
+        """Which transfer to stop for a flight that finds nothing to evict; None: it waits."""
+        return self._reservations.to_stop(flight, self.caps)
 
     # ---- going
 
     def surplus(self, most: int) -> tuple[Entry, ...]:
         """What must go because a cap was lowered, and is not known to be leased; `most` at once."""
         caps = self.caps
-        flying = len(self._holding)
+        flying = len(self._reservations)
         shards = len(self) + flying - caps.max_shards if caps.max_shards else -1
         room = self._bytes + self.reserved - caps.max_bytes if caps.max_bytes else -1
-        short = _Short(shards - len(self._leaving), room, -1)
+        short = Short(shards - len(self._departures), room, -1)
         nobody = Flight(Ref("", ""), 0, demand=True)
         return tuple(self._victims(nobody, short, most)[0])
 
@@ -455,22 +348,16 @@ class Ledger:
     def has_place(self, ref: Ref) -> bool:
         """Whether a shard of the usual size may find room ahead; where nothing can go for it, its origin need not be asked."""
         caps, usual = self.caps, self.bytes // max(1, len(self))
-        crowded = bool(caps.max_shards) and len(self) + len(self._holding) >= caps.max_shards
+        crowded = bool(caps.max_shards) and len(self) + len(self._reservations) >= caps.max_shards
         crowded |= bool(caps.max_bytes) and self.bytes + self.reserved + usual > caps.max_bytes
-        if not crowded or self._leaving or self._busy or self._trash.bytes > self._stuck.bytes:
+        if not crowded or self._candidates.busy or self._departures.are_coming_back():
             return True
-        flight, due = Flight(ref, 0, demand=False, job="", ahead=True), self._next_use(ref)
-        for entry in self._order.first_to_go():
-            if not self._is_kept_from(flight, entry) and (entry.past or not self._is_asked_for(entry)):
-                return True
-            if self._next_use(entry.ref) < due:  # and so are all that follow
-                return False
-        return False
+        return self._candidates.has_any(Flight(ref, 0, demand=False, job="", ahead=True), self.protected)
 
     def is_over(self) -> bool:
         """Whether the caps are passed by what is here (they were lowered, and readers hold it)."""
         caps = self.caps
-        flying = len(self._holding)
+        flying = len(self._reservations)
         shards = bool(caps.max_shards) and self._here + flying > caps.max_shards
         return shards or (bool(caps.max_bytes) and self._bytes + self.reserved > caps.max_bytes)
 
@@ -481,28 +368,19 @@ class Ledger:
 
     def _leave(self, entry: Entry) -> None:
         self._unindex(entry)
-        self._leaving.add(entry)
-        self._leaving_bytes += entry.blocks
-
-    def _left(self, entry: Entry) -> bool:
-        """One way or the other a shard is not leaving any more; False when it was not (the folder was removed)."""
-        if entry not in self._leaving:
-            return False
-        self._leaving.discard(entry)
-        self._leaving_bytes -= entry.blocks
-        return True
+        self._departures.add(entry)
 
     def put_back(self, entry: Entry, *, busy: bool = False) -> None:
         """A shard that was to go stays: somebody holds it, or it was not needed."""
-        if not self._left(entry):
+        if not self._departures.end(entry):
             return
         if entry.ref in self._ready:  # another version came meanwhile
             entry.past, entry.used = True, -math.inf
         self._index(entry)
         if busy:
-            self._busy.add(entry)
+            self._candidates.put_aside(entry)
         else:
-            self._order.add(entry)
+            self._candidates.add(entry)
 
     def trashed(self, entry: Entry) -> None:
         """A shard was renamed to trash: it counts as a shard no more, its bytes until `deleted`."""
@@ -511,46 +389,35 @@ class Ledger:
 
     def vanished(self, entry: Entry) -> None:
         """A shard that was to go was not there."""
-        if self._left(entry):
+        if self._departures.end(entry):
             self._count(entry, -1)
 
     def leftover(self, room: Need) -> None:
         """Something is in trash, of which the index does not know (any more)."""
-        self._trash = _sum(self._trash, room)
+        self._departures.leftover(room)
 
     def deleted(self, gone: Need) -> None:
         """Room in trash is free again."""
-        self._trash = _less(self._trash, gone)
+        self._departures.deleted(gone)
 
     def stuck(self, room: Need) -> None:
         """Something in trash cannot be deleted at present: nobody should wait for its room instead of evicting."""
-        self._stuck = _sum(self._stuck, room)
+        self._departures.stuck(room)
 
     def unstuck(self, room: Need) -> None:
         """Its deletion is tried again."""
-        self._stuck = _less(self._stuck, room)
+        self._departures.unstuck(room)
 
     def recheck(self) -> None:
         """What was leased may be free by now."""
-        for entry in self._busy:
-            self._order.add(entry)
-        self._busy.clear()
+        self._candidates.recheck()
 
     def clear(self) -> Iterable[Entry]:
         """The cache directory was removed: nothing is here any more."""
         gone = [*self._ready.values(), *self._past]
         for entry in gone:
             self._leave(entry)
-        for entry in list(self._leaving):
+        for entry in self._departures.leaving():
             self.vanished(entry)
-        self._trash = self._stuck = Need(0, 0)
+        self._departures.empty_trash()
         return gone
-
-
-def _sum(one: Need, other: Need) -> Need:
-    return Need(one.bytes + other.bytes, one.inodes + other.inodes)
-
-
-def _less(one: Need, other: Need) -> Need:
-    """Never below nothing: after the folder was removed, what was in it may still be reported as deleted."""
-    return Need(max(0, one.bytes - other.bytes), max(0, one.inodes - other.inodes))
