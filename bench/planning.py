@@ -25,6 +25,7 @@ from typing import Any, cast
 import uvloop
 from side_by_side import folder, main, table
 
+from cachedaemon import garbage
 from cachedaemon.ahead import Ahead
 from cachedaemon.cache import Cache
 from cachedaemon.course import Course
@@ -214,6 +215,7 @@ async def measure(home: Path, residents: int, number: int, seconds: float) -> li
     """All parts, beside so many residents."""
     node, chance = Node(home, residents), random.Random(1)
     gc.freeze()  # as the daemon does with what it finds at its start
+    garbage.spare_the_loop()
     parts = Parts(node)
     keys = [f"images-{number}.zip" for number in range(2 * residents)]
     orders = [chance.sample(keys, KEYS // number) for _ in range(number)]

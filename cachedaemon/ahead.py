@@ -67,7 +67,7 @@ class Ahead:
                 began = time.monotonic()
                 await self._files.settle()
                 await self._look()
-                await asyncio.sleep(max(LOOK, OF_THE_LOOP * (time.monotonic() - began)))
+                await self._rest(max(LOOK, OF_THE_LOOP * (time.monotonic() - began)))
         finally:
             self._chosen.clear()
             tasks = [task for task, _ in self._under_way.values()]
@@ -81,6 +81,13 @@ class Ahead:
             async with asyncio.timeout(OFTEN if len(self._plans) else None):
                 await self._files.stirred.wait()
         self._files.stirred.clear()
+
+    async def _rest(self, seconds: float) -> None:
+        """Meanwhile the order of eviction is kept up to date, or a victim would be looked for among many that have moved."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            await self._files.settle()
+            await asyncio.sleep(min(LOOK, left))
 
     async def _look(self) -> None:
         """Begin what is wanted next, and end what nobody wants any more."""

@@ -61,10 +61,6 @@ class Course:
         """How many of these keys are still to be used. In one step, since the consumer may move on in another thread."""
         return len(self._next.keys() & keys)
 
-    def left(self) -> list[str]:
-        """The different keys that are still to be used."""
-        return list(self._next)
-
     @property
     def wanted(self) -> int:
         """How many different keys are still to be used."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import logging
 import math
 import os
@@ -13,11 +11,11 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from aiohttp import web
 
-from cachedaemon import __version__, listen, logs, pools, upkeep
+from cachedaemon import __version__, garbage, listen, logs, pools, upkeep
 from cachedaemon.ahead import Ahead
 from cachedaemon.archives.workers import Limits, Workers
 from cachedaemon.cache import Cache
@@ -179,7 +177,8 @@ class Daemon:
         """Take the cache into use, and begin with what goes on beside the walk."""
         async with self._notices.extending("reading the cache directory"):
             await self._open_cache()
-        background = asyncio.create_task(self.upkeep.run(ahead=self.ahead.run, vitals=self.vitals.run), name="upkeep")
+        others = {"ahead": self.ahead.run, "vitals": self.vitals.run, "garbage": garbage.collect}
+        background = asyncio.create_task(self.upkeep.run(**others), name="upkeep")
         await self.folders.follow(self.sources.all())
         return background
 
@@ -199,7 +198,7 @@ class Daemon:
             raise
 
     async def _open_cache(self) -> None:
-        with _no_collection():
+        with garbage.no_collection():
             await self._admit_what_is_there()
 
     async def _admit_what_is_there(self) -> None:
@@ -405,17 +404,6 @@ class Daemon:
                 await self.upkeep.look()
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """A hundred thousand shards are objects that stay: looking through them for garbage would double the start."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def _caps(settings: Settings) -> Caps:
     cache = settings.cache
     return Caps(cache.max_shards, cache.max_bytes, cache.min_free)
@@ -439,6 +427,7 @@ def run(settings: Settings, reload: Reload, handed: Handed) -> None:
 
     logs.configure(settings.log.format, settings.log.level, is_journal=goes_to_journal(sys.stderr.fileno()))
     _allow_descriptors()
+    garbage.spare_the_loop()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main(settings, reload, handed))
         logging.shutdown()

@@ -61,8 +61,8 @@ class PlanFiles:
 
         Of a new one the order of eviction would find that out by itself, but all at once, with the first victim.
         """
-        source, keys = plan.source, plan.course.left()
-        self._to_tell.append(Ref(source, key) for key in keys)
+        source = plan.source
+        self._to_tell.append(Ref(source, key) for _, key in plan.course.ahead())
 
     async def settle(self) -> None:
         """Index new plans, and tell the ledger of next uses that have changed, some at a time: others have their turn between."""
@@ -84,7 +84,9 @@ class PlanFiles:
         moved = self._plans.move(plan, position, time.monotonic())
         if plan.position > before:
             self._regrets.use(moved)
-        self._ledger.replanned(moved)
+        self._ledger.replanned(moved[:AT_ONCE])
+        if len(moved) > AT_ONCE:
+            self._to_tell.append(iter(moved[AT_ONCE:]))
         if reckoned != self._plans.reckoned and len(self._plans) > 1:
             self._retell(min(self._plans.team(plan), key=lambda one: one.position))
         if plan.idle and moved:

@@ -125,8 +125,8 @@ class Plans:
         self._all: dict[str, Plan] = {}
         self._of: dict[str, list[Plan]] = {}
         self._teams: dict[tuple[str, int], list[Plan]] = {}
-        self._by_key: dict[Ref, list[Plan]] = {}
-        """Who may want a shard, of sources with many plans."""
+        self._by_key: dict[str, dict[str, list[Plan]]] = {}
+        """Who may want a shard, by source and key, of sources with many plans."""
         self._indexed: set[str] = set()
         self._fresh: dict[str, list[Plan]] = {}
         """Plans of those sources that are not in the index yet: any of them may want any shard."""
@@ -172,8 +172,9 @@ class Plans:
             self._to_index.popleft()
 
     def _index(self, plan: Plan) -> Iterator[None]:
+        by_key = self._by_key.setdefault(plan.source, {})
         for number, key in enumerate(plan.course.keys):
-            of = self._by_key.setdefault(Ref(plan.source, key), [])
+            of = by_key.setdefault(key, [])
             if not of or of[-1] is not plan:
                 of.append(plan)
             if number % AT_ONCE == AT_ONCE - 1:
@@ -181,8 +182,9 @@ class Plans:
         _remove(self._fresh, plan.source, plan)
 
     def _unindex(self, plan: Plan) -> Iterator[None]:
+        by_key = self._by_key.get(plan.source, {})
         for number, key in enumerate(plan.course.keys):
-            _remove(self._by_key, Ref(plan.source, key), plan)
+            _remove(by_key, key, plan)
             if number % AT_ONCE == AT_ONCE - 1:
                 yield
 
@@ -190,7 +192,7 @@ class Plans:
         """All plans that want a shard, and perhaps others, also ended ones: who has many of them looks at few."""
         if ref.source not in self._indexed:
             return self._of.get(ref.source, ())
-        known, fresh = self._by_key.get(ref, ()), self._fresh.get(ref.source)
+        known, fresh = self._by_key.get(ref.source, {}).get(ref.key, ()), self._fresh.get(ref.source)
         return [*known, *fresh] if fresh else known
 
     def team(self, plan: Plan) -> list[Plan]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from cachedaemon.model import Ref
@@ -17,13 +18,13 @@ MOST = 2_000_000
 """Uses that are kept at the most. A plan that lives through more of them ends uncounted."""
 
 
-def least(uses: Sequence[Ref], cap: int, here: Collection[Ref]) -> list[Ref]:
-    """What MIN brings for these uses, with room for `cap` shards, of which `here` are there already. For large ones: in a thread."""
-    again = _next_uses(uses)
-    first: dict[Ref, int] = {}
-    for index in range(len(uses) - 1, -1, -1):
-        first[uses[index]] = index
-    content: dict[Ref, float] = {ref: first.get(ref, math.inf) for ref in here}
+def least(uses: Sequence[Ref], cap: int, here: AbstractSet[Ref]) -> list[Ref]:
+    """What MIN brings for these uses, with room for `cap` shards, of which `here` are there already.
+
+    It takes long for many uses: in a thread. Of `here` only those count that are used; others make way at once.
+    """
+    again, first = _next_uses(uses)
+    content: dict[Ref, float] = {ref: first[ref] for ref in first.keys() & here}
     heap = [(-due, ref) for ref, due in content.items()]
     heapq.heapify(heap)
     brought: list[Ref] = []
@@ -39,14 +40,14 @@ def least(uses: Sequence[Ref], cap: int, here: Collection[Ref]) -> list[Ref]:
     return brought
 
 
-def _next_uses(uses: Sequence[Ref]) -> list[float]:
-    """For each use the index of the same shard's next one."""
+def _next_uses(uses: Sequence[Ref]) -> tuple[list[float], dict[Ref, int]]:
+    """For each use the index of the same shard's next one; and of each shard the index of its first."""
     later: dict[Ref, int] = {}
     again = [math.inf] * len(uses)
     for index in range(len(uses) - 1, -1, -1):
         again[index] = later.get(uses[index], math.inf)
         later[uses[index]] = index
-    return again
+    return again, later
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Begin:
     """Its place in the log of uses."""
     received: float
     """Bytes that had come from its source."""
-    here: frozenset[Ref]
+    here: AbstractSet[Ref]
 
 
 @dataclass(slots=True)
@@ -84,9 +85,9 @@ class Account:
     """How each plan that runs began."""
     sums: dict[str, Sum] = field(default_factory=dict)
 
-    def now(self, received: float, here: Collection[Ref]) -> Begin:
-        """What there is for a plan that begins now; `here` are the shards of its source."""
-        return Begin(self.dropped + len(self.uses), received, frozenset(here))
+    def now(self, received: float, here: AbstractSet[Ref]) -> Begin:
+        """What there is for a plan that begins now; `here`, which nobody changes any more, are the shards of all sources."""
+        return Begin(self.dropped + len(self.uses), received, here)
 
     def knows(self, begin: Begin) -> bool:
         """Whether all uses since then are kept: another plan may count from there too."""
@@ -100,12 +101,12 @@ class Account:
             self.begins = {plan: begin for plan, begin in self.begins.items() if begin.at >= first}
             self._drop_unseen()
 
-    def end(self, plan: str, source: str) -> tuple[Begin, list[Ref]] | None:
-        """A plan has ended: how it began, and the uses of its source since."""
+    def end(self, plan: str) -> tuple[Begin, list[Ref]] | None:
+        """A plan has ended: how it began, and the uses of all sources since."""
         begin = self.begins.pop(plan, None)
         if begin is None:
             return None
-        seen = [ref for ref in self.uses[begin.at - self.dropped :] if ref.source == source]
+        seen = self.uses[begin.at - self.dropped :]
         self._drop_unseen()
         return begin, seen
 

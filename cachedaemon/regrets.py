@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
@@ -30,6 +31,8 @@ class Regrets:
         self._sizes: dict[Ref, int] = {}
         """Of all shards that were used while plans ran, and were here then."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        """One is reckoned after the other: many threads at once would keep the interpreter from the loop."""
 
     def ratio(self, source: str | None = None) -> float | None:
         """Of a source, or of all; None as long as no plan has ended."""
@@ -48,8 +51,7 @@ class Regrets:
         now, (at, latest) = time.monotonic(), self._latest.get(source, (0.0, None))
         late = now - at > TOGETHER and self.moments < MOMENTS
         if latest is None or late or not self._account.knows(latest):
-            here = [entry.ref for entry in self._ledger.entries() if entry.ref.source == source]
-            latest = self._account.now(self._bytes(source), here)
+            latest = self._account.now(self._bytes(source), self._ledger.refs())
             self._latest[source] = (now, latest)
         return latest
 
@@ -67,7 +69,7 @@ class Regrets:
 
     def end(self, plan: Plan) -> None:
         """A plan has ended."""
-        ended, sizes = self._account.end(plan.id, plan.source), self._sizes
+        ended, sizes = self._account.end(plan.id), self._sizes
         if not self._account.begins:
             self._latest, self._sizes = {}, {}
         if ended is None or not ended[1]:
@@ -81,8 +83,10 @@ class Regrets:
     async def _reckon(
         self, source: str, begin: Begin, uses: list[Ref], sizes: Mapping[Ref, int], received: float
     ) -> None:
-        brought = await asyncio.to_thread(least, uses, self._ledger.fits(), begin.here)
-        self._account.add(source, received, _in_bytes(brought, sizes))
+        cap = self._ledger.fits()
+        async with self._turn:
+            fewest = await asyncio.to_thread(_least_bytes, source, uses, cap, begin.here, sizes)
+        self._account.add(source, received, fewest)
 
     async def reckoned(self) -> None:
         """Until all plans that have ended are in the account."""
@@ -96,7 +100,8 @@ class Regrets:
         await self.reckoned()
 
 
-def _in_bytes(refs: Sequence[Ref], sizes: Mapping[Ref, int]) -> float:
-    """Of all these shards; one that went before its use was told counts as large as the others are on average."""
-    known = [sizes[ref] for ref in refs if ref in sizes]
-    return len(refs) * sum(known) / len(known) if known else 0.0
+def _least_bytes(source: str, uses: Sequence[Ref], cap: int, here: AbstractSet[Ref], sizes: Mapping[Ref, int]) -> float:
+    """What MIN brings of a source. A shard that went before its use was told counts as large as the others on average."""
+    brought = least([ref for ref in uses if ref.source == source], cap, here)
+    known = [sizes[ref] for ref in brought if ref in sizes]
+    return len(brought) * sum(known) / len(known) if known else 0.0

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachedaemon.policy import SLACK, Order
+from cachedaemon.entries import Place
+from cachedaemon.policy import Order
 
 
 @dataclass(eq=False)
@@ -16,7 +17,7 @@ class Thing:
 
     number: int
     used: float
-    ticket: int = -1
+    place: Place | None = None
 
 
 STEPS = st.lists(
@@ -46,13 +47,13 @@ def test_goes_by_last_use_then_by_arrival(steps: list[tuple[str, int, int]]) -> 
             one.used = max(one.used, more[0])
         elif kind == "evict":
             for one, _ in zip(order.first_to_go(), range(value), strict=False):
-                assert one is min(here, key=lambda t: (t.used, t.ticket))
+                assert one is min(here, key=lambda t: (t.used, t.number))
                 order.discard(one)
                 here.remove(one)
         else:  # look at the first few and leave them
-            expected = sorted(here, key=lambda t: (t.used, t.ticket))[:value]
+            expected = sorted(here, key=lambda t: (t.used, t.number))[:value]
             assert [one for one, _ in zip(order.first_to_go(), range(value), strict=False)] == expected
-    assert list(order.first_to_go()) == sorted(here, key=lambda t: (t.used, t.ticket))
+    assert list(order.first_to_go()) == sorted(here, key=lambda t: (t.used, t.number))
 
 
 def test_a_look_leaves_the_order_as_it_was() -> None:
@@ -61,7 +62,23 @@ def test_a_look_leaves_the_order_as_it_was() -> None:
     for one in things:
         order.add(one)
     first = list(order.first_to_go())
-    assert first == list(order.first_to_go()) == sorted(things, key=lambda t: (t.used, t.ticket))
+    assert first == list(order.first_to_go()) == sorted(things, key=lambda t: (t.used, t.number))
+
+
+def test_a_turn_that_comes_nearer_is_told() -> None:
+    """By the farthest next use; then by last use, which need not be told."""
+    due = {1: 10.0, 2: 20.0, 3: 30.0, 4: 30.0}
+    order: Order[Thing] = Order(lambda one: due[one.number])
+    things = [Thing(number, 0.0) for number in due]
+    for one in things:
+        order.add(one)
+    assert [one.number for one in order.first_to_go()] == [3, 4, 2, 1]
+    due[1] = 40.0
+    order.moved(things[0])
+    things[2].used = 5.0
+    assert [one.number for one in order.first_to_go()] == [1, 4, 3, 2]
+    due[1] = 1.0
+    assert [one.number for one in order.first_to_go()] == [4, 3, 2, 1]
 
 
 def test_what_has_left_does_not_gather() -> None:
@@ -73,7 +90,7 @@ def test_what_has_left_does_not_gather() -> None:
         one = Thing(number, float(number))
         order.add(one)
         order.discard(one)
-    assert len(order._heap) <= 2 * SLACK
+    assert len(order._sorted) == 1
     assert list(order.first_to_go()) == [stays]
 
 
