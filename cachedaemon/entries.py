@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from cachedaemon.model import Need, Ref, Stamp
 
+Place = tuple[float, float, int]
+"""In the order of eviction: by next use, the farthest first; by last use; by arrival."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -21,7 +24,7 @@ class Entry:
     blocks: int
     inodes: int
     used: float
-    ticket: int = -1
+    place: Place | None = None
     unread_of: str | None = None
     """The prefetch job that brought it, as long as nobody has read it."""
     suspect: bool = False
