@@ -10,17 +10,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 from cachedaemon.archives.workers import Workers
-from cachedaemon.arrival import Arrival, Arrived, digest_of, is_indexed
-from cachedaemon.entries import Entry, Flight
+from cachedaemon.arrival import Arrival
+from cachedaemon.background import Background
+from cachedaemon.entries import Flight
 from cachedaemon.errors import (
     CacheDaemonError,
-    Changed,
-    Locked,
     Missing,
     NoSpace,
     OriginUnavailable,
@@ -34,17 +33,18 @@ from cachedaemon.flights import Ended, Flights, Landed, end_of
 from cachedaemon.grace import Grace, Promise
 from cachedaemon.landing import Landing
 from cachedaemon.ledger import Ledger
-from cachedaemon.locks import Holders
 from cachedaemon.logs import tell_failure
 from cachedaemon.metrics import Metrics
-from cachedaemon.model import Need, Ref, Validators
+from cachedaemon.model import Need, Ref
 from cachedaemon.origins import Stream
+from cachedaemon.publication import Publication
+from cachedaemon.renewal import Renewal
 from cachedaemon.room import Partial, Room, cache_full
+from cachedaemon.shelf import Shelf
 from cachedaemon.sources import Configured, Sources
-from cachedaemon.store import Held, Published, Staged, Store
+from cachedaemon.store import Staged, Store
 from cachedaemon.trash import Trash
 from cachedaemon.turns import Turns
-from cachedaemon_client import lease
 
 log = logging.getLogger(__name__)
 
@@ -91,19 +91,25 @@ class Cache:
         self._metrics = metrics
         self._events = events
         self._stops: Stops = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._closed: dict[str, asyncio.Future[None]] = {}
-        """Sources that are being configured anew; done when they may be asked again."""
-        self._holders = Holders()
-        self.grace = Grace(grace, lambda held: self.later(store.let_go(held)))
+        self.background = Background()
+        self.grace = Grace(grace, lambda held: self.background.begin(store.let_go(held)))
         self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())  # noqa: PLW0108 - made after this
         self.flights = Flights(ledger, self.grace)
-        self.eviction = Eviction(ledger, store, self.grace, self.trash)
+        self.eviction = Eviction(ledger, store, self.grace, self.trash, sources)
+        self.renewal = Renewal(ledger, self.flights, self.eviction, self.trash)
+        self.shelf = Shelf(ledger, store, self.grace, self.eviction)
+        self.publication = Publication(
+            ledger=ledger,
+            store=store,
+            shelf=self.shelf,
+            grace=self.grace,
+            trash=self.trash,
+            eviction=self.eviction,
+            metrics=metrics,
+            events=events,
+            background=self.background,
+        )
         self.room = Room(ledger, store.usage, self.trash.evict, self._stops, turns.is_due_to_another)
-        self.used: dict[Ref, Entry] = {}
-        """Shards whose last use the disk does not know yet."""
-        self.unsynced: asyncio.Queue[Entry] = asyncio.Queue()
-        """Shards that were published and are not durable yet."""
         self.absent: Callable[[], Awaitable[None]] = _nothing
         """Looks whether somebody removed the cache directory, and makes it anew."""
 
@@ -128,34 +134,16 @@ class Cache:
 
     async def _hit(self, source: Configured, ref: Ref) -> Answer | None:
         """A shard that is here as it was published, leased for the asker; what is damaged goes."""
-        if not self._is_good(source, ref):
+        if not self.shelf.is_good(source, ref):
             return None
         entry = self.ledger.get(ref)
         assert entry is not None
-        held = await self._held(source, entry)
+        held = await self.shelf.hold(source, entry)
         if held is None:
             return None
         promise = self.grace.promise(ref, held)
-        self._use(entry, 0.0)
-        return Answer(self.path_of(entry), entry.size, "hit", promise)
-
-    def _is_good(self, source: Configured, ref: Ref) -> bool:
-        """Whether a shard is here and needs no asking of its origin before it is given out."""
-        entry = self.ledger.get(ref)
-        return entry is not None and not entry.suspect and source.believes(time.monotonic() - entry.asked)
-
-    async def _held(self, source: Configured, entry: Entry) -> Held | None:
-        """The daemon's own lease on a version that is as it was published; what is damaged goes."""
-        indexed = source.settings.archives == "index" and is_indexed(entry.ref.key)
-        try:
-            held = await self._store.hold(entry.ref, entry.name, entry.stamp, indexed=indexed, checked=entry.checked)
-        except lease.Busy:
-            raise Locked(f"{entry.ref}: {await self._holders.of(self.path_of(entry), entry.stamp)}") from None
-        except lease.Gone:
-            await self.eviction.lose(entry)
-            return None
-        entry.checked = True
-        return held
+        self.shelf.use(entry)
+        return Answer(self.shelf.path_of(entry), entry.size, "hit", promise)
 
     async def _miss(self, source: Configured, ref: Ref, deadline: float) -> Answer | None:
         """Wait for the shard's flight, as one of any number of waiters; None: it is here, or has gone again."""
@@ -167,7 +155,7 @@ class Cache:
                 await self._settled(ref)
         except TimeoutError:
             raise WaitExpired(f"{ref}: what became of it before could not be told in time") from None
-        if self._is_good(source, ref):
+        if self.shelf.is_good(source, ref):
             return None
         before = self.ledger.get(ref)
         flight, task, new = self._join(ref)
@@ -189,7 +177,7 @@ class Cache:
             self.grace.end(promise)
             return None
         result = "hit" if entry is before else "miss" if new else "joined"
-        return Answer(self.path_of(entry), entry.size, result, promise)
+        return Answer(self.shelf.path_of(entry), entry.size, result, promise)
 
     async def bring(self, source: str, key: str, job: str, *, ahead: bool = False) -> bool:
         """Have a shard fetched for a prefetch; False when the rest would displace what the job brought (`Partial`).
@@ -200,7 +188,7 @@ class Cache:
             configured, ref = self.sources.shard(source, key)
             await self._settled(ref)
             entry = self.ledger.get(ref)
-            if entry is not None and self._is_good(configured, ref):
+            if entry is not None and self.shelf.is_good(configured, ref):
                 self.ledger.announce(entry, time.monotonic(), job)
                 return True
             flight, task, _ = self._join(ref, job=job, ahead=ahead)
@@ -220,7 +208,7 @@ class Cache:
     async def _settled(self, ref: Ref) -> None:
         """Until it is known what becomes of a shard on its way to trash, of its flight that nobody can join, or source."""
         while (
-            pending := self.trash.moving(ref) or self.flights.dying(ref) or self._closed.get(ref.source)
+            pending := self.trash.moving(ref) or self.flights.dying(ref) or self.renewal.closed(ref.source)
         ) is not None:
             await asyncio.wait([pending])
 
@@ -242,7 +230,8 @@ class Cache:
         """From the origin to `shards/`. Whatever happens, nothing partial is visible, and the reservation ends."""
         ref, began = flight.ref, time.monotonic()
         try:
-            if (promises := await self._prove(flight, source)) or (flight.job == CHECK and not flight.demand):
+            promises = await self.publication.prove(flight, source)
+            if promises or (flight.job == CHECK and not flight.demand):
                 return promises
             async for attempt in tries(flight, self.retries, self._metrics, stops=self._stops):
                 async with attempt, contextlib.AsyncExitStack() as till_the_end:
@@ -250,7 +239,7 @@ class Cache:
                     async with self.turns.turn(flight) as turn, self._opened(flight, source) as stream:
                         flight.replaces = stream is not None
                         if stream is None:
-                            promises = await self._still(flight, source)
+                            promises = await self.publication.still(flight, source)
                             continue
                         stage = partial(till_the_end.enter_async_context, self._staging(ref.source))
                         landing = Landing(self._store, stage, flight, self._metrics, self.ledger.caps.max_bytes)
@@ -262,7 +251,9 @@ class Cache:
                     async with contextlib.aclosing(arrival.needs(source.settings)) as needs:
                         async for need in needs:
                             await self.room.reserve(flight, need)
-                    promises = await self._publish(flight, source, landing.staged, arrival.result, stream.validators)
+                    promises = await self.publication.publish(
+                        flight, source, landing.staged, arrival.result, stream.validators
+                    )
                     log.debug("%s is here: %d bytes, %.2f s", ref, arrival.result.size, time.monotonic() - began)
         except CacheDaemonError as cause:
             if isinstance(cause, Missing) and (entry := self.ledger.get(ref)) is not None:
@@ -299,43 +290,6 @@ class Cache:
                 flight.asked += source.until(max(STALE, cause.retry_after or 0.0))
             yield stream
 
-    async def _still(self, flight: Flight, source: Configured) -> list[Promise]:
-        """The version that is here is the origin's latest: promises for everybody who waits."""
-        entry = self.ledger.get(flight.ref)
-        if entry is None or (promises := await self._again(flight, source, entry)) is None:
-            raise Changed(f"{flight.ref} went while the origin was asked whether it changed")
-        return promises
-
-    async def _again(self, flight: Flight, source: Configured, entry: Entry) -> list[Promise] | None:
-        """A version that was published before is in force (again); None when it is not what it was."""
-        held = await self._held(source, entry)
-        if held is None or not self.ledger.has(entry):
-            return None
-        if entry.past:
-            self.ledger.revive(entry, time.monotonic())
-            self.unsynced.put_nowait(entry)
-        entry.asked = flight.asked
-        self.ledger.land(flight)
-        if flight.demand:
-            self._use(entry, 0.0)
-        elif flight.job is not None:
-            self.ledger.announce(entry, time.monotonic(), flight.job)
-        return self._promises(flight, held)
-
-    async def _publish(
-        self, flight: Flight, source: Configured, staged: Staged, arrived: Arrived, validators: Validators
-    ) -> list[Promise]:
-        """Make what has come visible, unless it is what was published before under the same name."""
-        name = source.name_of(flight.ref.key, arrived.digest)
-        same = self.ledger.version(flight.ref, name)
-        if same is not None:
-            await self._store.note_validators(flight.ref, name, validators)
-            if (promises := await self._again(flight, source, same)) is not None:
-                return promises
-        meta = arrived.meta(flight.ref, validators)
-        published = await self._store.publish(flight.ref, name, staged, arrived.sealed, meta)
-        return self._commit(flight, name, arrived, published)
-
     async def _wanted(self, flight: Flight) -> None:
         """Wait for the room that an earlier try could not wait for."""
         if flight.wanted is not None:
@@ -365,65 +319,11 @@ class Cache:
             flight.wanted = need
             raise Impatient from None
 
-    def _commit(self, flight: Flight, name: str, arrived: Arrived, published: Published) -> list[Promise]:
-        """The shard is visible: it is in the ledger, and promised to everybody who waits, before anything else happens."""
-        ref, now = flight.ref, time.monotonic()
-        blocks = arrived.sealed.blocks
-        entry = Entry(ref, name, published.stamp, arrived.size, blocks, arrived.inodes, now, asked=flight.asked)
-        self.ledger.commit(flight, entry)
-        self._store.trouble.over("room", "shortage", f"source {ref.source}")
-        if self.trash.ghosts.came(ref):
-            self._metrics.refetched.labels(ref.source).inc()
-        if past := self.ledger.past():
-            self.later(self.retire(past))
-        return self._promise(flight, entry, published)
-
-    def _promise(self, flight: Flight, entry: Entry, published: Published) -> list[Promise]:
-        self.unsynced.put_nowait(entry)
-        self._events.tell("ready", entry.ref, size=entry.size, path=self.path_of(entry))
-        return self._promises(flight, published.held)
-
-    def _promises(self, flight: Flight, held: Held) -> list[Promise]:
-        return self.grace.promises(flight.ref, held, flight.waiters)
-
-    async def _prove(self, flight: Flight, source: Configured) -> list[Promise]:
-        """Check a shard that an unclean boot has left; no promises when it cannot be published again.
-
-        Nor where its origin is to be asked first whether it changed.
-        """
-        entry = self.ledger.get(flight.ref)
-        if entry is None or not entry.suspect:
-            return []
-        if not await self._store.proves(entry.ref, entry.name, digest_of):
-            await self.eviction.lose(entry)
-            return []
-        published = await self._store.restore(entry.ref, entry.name, entry.stamp)
-        entry.stamp, entry.suspect = published.stamp, False
-        if flight.demand and not self._is_good(source, flight.ref):
-            self.unsynced.put_nowait(entry)
-            self.later(self._store.let_go(published.held))
-            return []
-        self.ledger.land(flight)
-        return self._promise(flight, entry, published)
-
     @property
     def troubles(self) -> dict[str, str]:
         """What holds transfers up that are under way, by the area that health tells it under."""
         causes = ((flight.ref, flight.held_up_by) for flight in self.ledger.flights.values())
         return {area: str(cause) for ref, cause in causes if (area := _area(ref, cause)) is not None}
-
-    # ---- use and renewal
-
-    def touch(self, ref: Ref, age: float) -> bool:
-        """A shard was used so many seconds ago; whether it is here."""
-        entry = self.ledger.get(ref)
-        if entry is not None:
-            self._use(entry, age)
-        return entry is not None
-
-    def _use(self, entry: Entry, age: float) -> None:
-        self.ledger.touch(entry, time.monotonic() - max(0.0, age))
-        self.used[entry.ref] = entry
 
     def bytes_of(self, source: str, key: str) -> int:
         """Bytes of a shard that is here, or what has come so far of one that is on its way."""
@@ -433,73 +333,19 @@ class Cache:
         entry = self.ledger.get(ref)
         return entry.size if entry is not None else 0
 
-    @contextlib.asynccontextmanager
-    async def renewing(self, sources: Collection[str]) -> AsyncIterator[None]:
-        """These sources read from elsewhere after the block. In it they have no flight, and nothing of them is here.
-
-        Whoever asks for their shards waits until its end, and has them from what is in force then.
-        """
-        closed = asyncio.get_running_loop().create_future()
-        self._closed.update(dict.fromkeys(sources, closed))
-        try:
-            for source in sources:
-                await self._forget(source)
-            yield
-        finally:
-            for source in sources:
-                del self._closed[source]
-            closed.set_result(None)
-
-    async def _forget(self, source: str) -> None:
-        """End the flights of a source that is closed, and move what it brought to trash, whoever holds it."""
-        self.flights.end_all(source)
-        await self.flights.without(source)
-        while True:
-            here = [*self.ledger.entries(), *self.ledger.past()]
-            for entry in [entry for entry in here if entry.ref.source == source]:
-                await self.eviction.lose(entry)
-            if not (moves := self.trash.moves(source)):
-                return
-            await asyncio.wait(moves)  # what is leased comes back into the ledger
-
-    async def retire(self, past: Collection[Entry]) -> None:
-        """Earlier versions go that nobody holds any more, or that readers would come upon who do not ask."""
-        await self.eviction.unshadow([source.name for source in self.sources.all() if source.direct])
-        await self.eviction.retire(past)
-
-    async def is_leased(self, entry: Entry) -> bool:
-        """Whether a reader holds the shard; the daemon's own lease does not count."""
-        return not entry.suspect and await self._store.is_leased(entry.ref, entry.name, self.grace.held(entry.ref))
-
-    async def leased_among(self, entries: Collection[Entry]) -> set[Ref]:
-        """Which of these shards readers hold, in one look; none where the disk cannot say."""
-        sound = [entry for entry in entries if not entry.suspect]
-        held = await self._store.leased([(entry.ref, entry.name, self.grace.held(entry.ref)) for entry in sound])
-        return {entry.ref for entry, is_held in zip(sound, held, strict=True) if is_held}
-
-    def path_of(self, entry: Entry) -> str:
-        """Where the shard is published."""
-        return self._store.layout.shard(entry.ref.source, entry.name)
-
     # ---- the end
-
-    def later(self, work: Coroutine[None, None, None]) -> None:
-        """Do something that nobody waits for; `drain` does."""
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def drain(self) -> None:
         """End all flights, each to its last disk call; waiters get `stopping`."""
         self.flights.stop()
-        while pending := [*self.flights.tasks(), *self._background]:
-            await asyncio.wait(pending)
+        while tasks := self.flights.tasks():
+            await asyncio.wait(tasks)
+        await self.background.ended()
 
     async def let_go(self) -> None:
         """Give all leases of the daemon back, once nobody can be promised anything any more."""
         self.grace.end_all()
-        while self._background:
-            await asyncio.wait(self._background)
+        await self.background.ended()
 
 
 def _area(ref: Ref, cause: Exception | None) -> str | None:

@@ -379,13 +379,13 @@ class Daemon:
         try:
             async with self._marking:
                 marks = [source.mark for source in made]
-                async with self.cache.renewing(await self.store.outdated(marks)):
+                async with self.cache.renewal.of(await self.store.outdated(marks)):
                     await self.cache.eviction.unshadow([source.name for source in made if source.direct])
                     await self.store.renew(marks)
                     unused = self.sources.take(made)
         finally:
             for one in unused:
-                self.cache.later(self._retire(one))
+                self.cache.background.begin(self._retire(one))
 
     async def _retire(self, source: Configured) -> None:
         await self.cache.flights.without(source.name)

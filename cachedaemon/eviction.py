@@ -10,6 +10,7 @@ from cachedaemon.errors import Leased, NotFound
 from cachedaemon.grace import Grace
 from cachedaemon.ledger import Ledger
 from cachedaemon.model import Ref
+from cachedaemon.sources import Sources
 from cachedaemon.store import Store
 from cachedaemon.trash import Trash
 from cachedaemon_client.names import unversioned
@@ -18,11 +19,12 @@ from cachedaemon_client.names import unversioned
 class Eviction:
     """What goes for another reason than room."""
 
-    def __init__(self, ledger: Ledger, store: Store, grace: Grace, trash: Trash) -> None:
+    def __init__(self, ledger: Ledger, store: Store, grace: Grace, trash: Trash, sources: Sources) -> None:
         self._ledger = ledger
         self._store = store
         self._grace = grace
         self._trash = trash
+        self._sources = sources
 
     async def evict(self, ref: Ref) -> None:
         """Remove a shard by name.
@@ -60,7 +62,8 @@ class Eviction:
             await self._trash.discard(entry)
 
     async def retire(self, past: Collection[Entry]) -> None:
-        """Move earlier versions to trash that nobody holds any more."""
+        """Earlier versions go that nobody holds any more, or that readers would come upon who do not ask."""
+        await self.unshadow([source.name for source in self._sources.all() if source.direct])
         going = [entry for entry in past if entry.past and self._ledger.has(entry)]
         for entry in going:
             self._ledger.take_out(entry)

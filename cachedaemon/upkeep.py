@@ -33,7 +33,7 @@ def admit(cache: Cache, opened: Opened) -> None:
         entry = _entry(found, now - max(0.0, wall - found.used))
         _add(cache, entry)
         if found.used > wall:
-            cache.used[found.ref] = entry  # written back, or it would stay the last for years
+            cache.shelf.used[found.ref] = entry  # written back, or it would stay the last for years
     for path, room in opened.trash:
         cache.ledger.leftover(room)
         cache.trash.throw(path, room)
@@ -96,7 +96,7 @@ class Upkeep:
 
     async def note_uses(self) -> None:
         """Write the last uses that gathered to the disk, so that a restart keeps the order."""
-        used, self._cache.used = self._cache.used, {}
+        used, self._cache.shelf.used = self._cache.shelf.used, {}
         offset = time.time() - time.monotonic()
         if used:
             uses = [(ref, entry.name, entry.used + offset) for ref, entry in used.items() if not entry.past]
@@ -110,7 +110,7 @@ class Upkeep:
     async def _sync(self) -> None:
         """Make each new shard durable, in the background; a shard that the disk cannot keep goes."""
         while True:
-            entry = await self._cache.unsynced.get()
+            entry = await self._cache.publication.unsynced.get()
             if entry.past:  # should it be in force again, it comes again
                 continue
             used = entry.used + time.time() - time.monotonic()
@@ -126,7 +126,7 @@ class Upkeep:
         error = disk_error(cause, f"syncing {entry.ref}")
         news = self._store.trouble.report("sync", str(error))
         if cause.errno in SHORT:
-            asyncio.get_running_loop().call_later(SLOW_RETRY, self._cache.unsynced.put_nowait, entry)
+            asyncio.get_running_loop().call_later(SLOW_RETRY, self._cache.publication.unsynced.put_nowait, entry)
         else:
             await self._lose(entry)
         if news:
@@ -181,7 +181,7 @@ class Upkeep:
         while True:
             await asyncio.sleep(LOOK_AT_PAST)
             if past := self._cache.ledger.past():
-                await self._cache.retire(past)
+                await self._cache.eviction.retire(past)
 
     async def _end_plans(self) -> None:
         """A plan ends with its owner."""

@@ -148,7 +148,7 @@ class Api:
         hits = 0
         for key, age in uses:
             ref = Ref(source, key)
-            self._cache.touch(ref, age)
+            self._cache.shelf.touch(ref, age)
             hits += not self._promises.end(request, ref)
         if hits:
             self._metrics.requests.labels(source, "hit").inc(hits)
@@ -265,9 +265,9 @@ class Api:
                 "key": entry.ref.key,
                 "size": entry.size,
                 "state": "suspect" if entry.suspect else "ready",
-                "leased": await self._cache.is_leased(entry),
+                "leased": await self._cache.shelf.is_leased(entry),
                 "last_used": round(entry.used + offset, 3),
-                "path": self._cache.path_of(entry),
+                "path": self._cache.shelf.path_of(entry),
             }
             for entry in found[:limit]
         ]

@@ -147,7 +147,7 @@ class Live:
         for start in range(0, len(survey.entries), AT_ONCE):
             survey.take(start, start + AT_ONCE, since, self._held)
             await asyncio.sleep(0)
-        self._held = await self._cache.leased_among(survey.to_look_at())
+        self._held = await self._cache.shelf.leased_among(survey.to_look_at())
         return survey.cells(self._held)
 
     def _disk(self, disk: Disk | None) -> dict[str, int] | None:

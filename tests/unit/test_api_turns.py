@@ -66,7 +66,7 @@ async def test_many_keys_in_one_request(
 ) -> None:
     async with running(folder, "opaque") as daemon, asking(daemon, folder / "api.sock") as session:
         rounds = Rounds()
-        monkeypatch.setattr(daemon.cache, "touch", rounds.noting(daemon.cache.touch))
+        monkeypatch.setattr(daemon.cache.shelf, "touch", rounds.noting(daemon.cache.shelf.touch))
         monkeypatch.setattr(daemon.sources, "shard", rounds.noting(daemon.sources.shard))
         counting = asyncio.create_task(rounds.count())
         async with session.request(method, f"http://localhost{path}", json={"source": "s", **body}) as answer:

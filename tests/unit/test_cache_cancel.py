@@ -76,7 +76,7 @@ async def until(state: Callable[[], object], what: str) -> None:
 async def settle(cache: Cache, folder: Path) -> None:
     """Nothing is under way any more; then the index, the disk and the promises agree that nothing is left."""
     await until(lambda: not cache.ledger.flights and not cache.flights.tasks(), "flights end")
-    await until(lambda: not cache._background and not cache.grace._holds, "promises end")
+    await until(lambda: not cache.background and not cache.grace._holds, "promises end")
     assert cache.ledger.reserved == 0
     assert cache.room.waiting == 0
     assert not cache._stops
@@ -208,7 +208,7 @@ async def test_a_source_is_configured_anew_at_any_moment(folder: Path) -> None:
                 await asyncio.sleep(0)
             if round_ > 20:
                 await give_way(chance)
-            async with cache.renewing(["s"]):
+            async with cache.renewal.of(["s"]):
                 assert not cache.ledger.flights
                 assert not list(cache.ledger.entries())
             said = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
@@ -224,7 +224,7 @@ async def test_nothing_comes_from_a_source_while_it_is_configured_anew(folder: P
     async with running(folder, "index") as daemon:
         cache = daemon.cache
         await acquire(cache, NAMES[0])
-        async with cache.renewing(["s"]):
+        async with cache.renewal.of(["s"]):
             task = asyncio.create_task(acquire(cache, NAMES[0]))
             job = daemon.prefetch.start("s", NAMES[1:2])
             with pytest.raises(WaitExpired):
