@@ -1,9 +1,9 @@
 """What to fetch ahead. Pure: no clock, no disk, no await; the same plans and shards give the same choice.
 
-MIN (Belady 1966) is played forward over the known plans. Each future miss has a victim there, and its fetch may begin as
-soon as no use of that victim lies before it. That alone looks hardly ahead, since the best victim is mostly the shard that
-was used last; so MIN is played for the cap less a transit window, and the next missing shards of each plan may be fetched
-into the window whatever their victim is, as long as few are under way or unread.
+MIN (Belady 1966) is played forward over the known plans. It drops some of what is here before its next use: so many places
+cost nothing, and the next misses may be fetched into them now, the soonest first. Where there are none, a miss waits until
+its transfer would come too late otherwise, and is fetched then whatever its victim is: a consumer does not stand still, and
+the place of what was used meanwhile is mostly free for the next one. To fetch earlier would cost hits.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from cachedaemon.shares import Shares
 
 STEPS = 20_000
 """Uses that are looked ahead at the most."""
+MISSES = 32
+"""Misses that the game is played for at the least, to see what it drops."""
 AHEAD = 1.5
-"""Window, in shards that are used while one is fetched."""
-OF_CAP, OF_MISSES = 0.5, 0.05
-"""The window is at most these parts of the cap, and of the plan's misses that are left."""
+"""Transfers begin so many times the seconds of one before their shard is used, at the latest."""
+OF_CAP = 0.5
+"""Part of the cap that what is fetched at the latest may take up, until it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,6 @@ class Wanted:
     due: float
     """When it is used next."""
     plan: Plan
-
-    def is_urgent(self, scene: Scene) -> bool:
-        """Whether its consumer would stand still if its transfer did not begin about now."""
-        return self.due - self.plan.when(self.plan.position) < AHEAD * scene.fetch
 
 
 @dataclass(slots=True)
@@ -51,113 +49,74 @@ class Scene:
     """Seconds that a transfer takes."""
     unread: Mapping[Ref, str] = field(default_factory=dict)
     """Of those: what was fetched ahead, or is on its way, and was not used yet; with the tag of the plan that it came for."""
-    _keys: dict[str, set[str]] = field(default_factory=dict)
-
-    def keys(self, source: str) -> set[str]:
-        """What is here of one source."""
-        if not self._keys:
-            for ref in self.here:
-                self._keys.setdefault(ref.source, set()).add(ref.key)
-        return self._keys.get(source, set())
 
 
 Wanting = Callable[[Ref], Iterable[Plan]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Plans that follow the same order of one source: what one of them fetches, the others need not."""
-
-    plans: list[Plan]
-
-    def window(self, scene: Scene) -> int:
-        """The transit window, in shards: what the group uses while a shard is on its way, and half as much again."""
-        first = max(self.plans, key=lambda plan: plan.position)
-        misses = first.course.wanted - first.course.among(scene.keys(first.source))
-        most = min(int(OF_CAP * scene.cap), max(1, int(OF_MISSES * misses)))
-        gap = min(plan.clock[2] for plan in self.plans)
-        return max(1, min(most, math.ceil(AHEAD * scene.fetch / gap)))
-
-    def next_missing(self, scene: Scene, window: int) -> list[Wanted]:
-        """The next uses that would have to wait: as far as the window reaches, or as places are free: those cost nothing.
-
-        What is unread stands in the window until it is used; what was fetched long before its use, behind it. The window
-        reaches at least as far as a transfer takes, and half as far again.
-        """
-        free = max(0, scene.cap - len(scene.here))
-        most = max(window, free + len(scene.unread))
-        found: dict[Ref, Wanted] = {}
-        for plan in self.plans:
-            for one in _not_read(plan, scene, most):
-                if one.ref not in found or one.due < found[one.ref].due:
-                    found[one.ref] = one
-        coming = heapq.nsmallest(most, found.values(), key=lambda one: one.due)
-        missing = [one for one in coming if one.ref not in scene.here]
-        window = max(window, min(int(OF_CAP * scene.cap), sum(one.is_urgent(scene) for one in coming)))
-        within = sum(one.ref not in scene.here for one in coming[:window])
-        return missing[: max(free, within)]
-
-
-def _grouped(plans: Sequence[Plan]) -> list[_Group]:
-    groups: dict[tuple[str, int], list[Plan]] = {}
-    for plan in plans:
-        groups.setdefault((plan.source, plan.course.order), []).append(plan)
-    return [_Group(group) for group in groups.values()]
-
-
 def choose(plans: Sequence[Plan], scene: Scene, limit: int, wanting: Wanting | None = None) -> list[Wanted]:
-    """What to fetch now, the soonest needed first, `limit`, the window and each user's share at the most.
+    """What to fetch now, the soonest needed first, `limit` and each user's share at the most.
 
     `wanting` names the plans that may want a shard; without it all are looked through.
     """
-    wanting = wanting or (lambda _: plans)
-    windows = [(group, group.window(scene)) for group in _grouped(plans)]
-    transit = min(max(1, int(OF_CAP * scene.cap)), sum(size for _, size in windows))
-    allowed = _allowed(plans, scene, scene.cap - transit, limit + transit, wanting)
-    chosen = {
-        one.ref: one for one in allowed if one.ref not in scene.here
-    }  # what lies in the window is no part of the game
-    for group, size in windows:
-        for one in group.next_missing(scene, size):
-            chosen.setdefault(one.ref, one)
+    at_no_cost = _at_no_cost(plans, scene, max(limit, MISSES), wanting or (lambda _: plans))
+    chosen = {one.ref: one for one in (*_urgent(plans, scene), *at_no_cost)}
     shares = Shares(plans, scene.cap, scene.unread.values())
     by_due = sorted(chosen.values(), key=lambda one: one.due)
     return list(islice((one for one in by_due if shares.take(one.plan.user)), limit))
 
 
-def _not_read(plan: Plan, scene: Scene, most: int) -> Iterator[Wanted]:
-    """The next uses of what is missing, or was fetched ahead and not used yet."""
-    seen: set[Ref] = set()
-    for index, key in plan.course.ahead():
-        if len(seen) >= most or index - plan.position >= STEPS:
-            return
-        ref = Ref(plan.source, key)
-        if ref not in seen and (ref in scene.unread or ref not in scene.here):
-            seen.add(ref)
-            yield Wanted(ref, plan.when(index), plan)
+def _at_no_cost(plans: Sequence[Plan], scene: Scene, most: int, wanting: Wanting) -> list[Wanted]:
+    """As many of the first `most` misses of MIN as there are places for: free, or of what MIN drops before it is used.
 
-
-def _allowed(plans: Sequence[Plan], scene: Scene, cap: int, most: int, wanting: Wanting) -> list[Wanted]:
-    """Fetches that MIN lets begin now, of the first `most` misses."""
-    game = _Game(plans, scene.here, cap, wanting)
-    found: list[Wanted] = []
-    misses = 0
-    for _ in range(STEPS):
-        step = game.step()
-        if step is None or misses >= most:
+    Any of those places will do for any of these misses: it is empty until then, or as good as empty.
+    """
+    game = _Game(plans, scene, wanting)
+    missing: list[Wanted] = []
+    places = 0
+    for wanted, is_miss, finds_place in islice(iter(game.step, None), STEPS):
+        if is_miss and wanted.ref not in scene.here:
+            missing.append(wanted)
+            places += finds_place
+        if len(missing) >= most:
             break
-        wanted, is_miss, may_begin = step
-        misses += is_miss
-        if may_begin:
-            found.append(wanted)
-    return found
+    return missing[:places]
+
+
+def _urgent(plans: Sequence[Plan], scene: Scene) -> list[Wanted]:
+    """What is missing of the uses that come before a transfer would have ended, and half as much time again."""
+    most = max(1, int(OF_CAP * scene.cap))
+    coming: dict[Ref, Wanted] = {}
+    for one in sorted((one for plan in plans for one in _soon(plan, scene, most)), key=lambda one: one.due):
+        coming.setdefault(one.ref, one)
+    return [one for one in islice(coming.values(), most) if one.ref not in scene.here]
+
+
+def _soon(plan: Plan, scene: Scene, most: int) -> Iterator[Wanted]:
+    """Uses within that time of shards that are missing, or were fetched ahead and not used yet."""
+    until = plan.when(plan.position) + AHEAD * scene.fetch
+    for index, key in islice(plan.course.ahead(), STEPS):
+        due, ref = plan.when(index), Ref(plan.source, key)
+        if most <= 0 or due >= until:
+            return
+        if ref in scene.unread or ref not in scene.here:
+            most -= 1
+            yield Wanted(ref, due, plan)
+
+
+def _opened(plan: Plan) -> Iterator[Ref]:
+    """What its consumer has open, as far as it said."""
+    first = max(0, plan.position - plan.holds) if plan.begun else plan.position
+    return (Ref(plan.source, key) for key in plan.course.keys[first : plan.position])
 
 
 class _Game:
     """MIN, played from here over the merged order of all plans."""
 
-    def __init__(self, plans: Sequence[Plan], here: Collection[Ref], cap: int, wanting: Wanting) -> None:
-        self._cap = cap
+    def __init__(self, plans: Sequence[Plan], scene: Scene, wanting: Wanting) -> None:
+        """What is open cannot go: the game has so many places and shards less, those that are used last."""
+        opened = len({ref for plan in plans for ref in _opened(plan)}.intersection(scene.here))
+        self._cap = scene.cap - opened
         self._wanting = wanting
         self._numbers = {plan.id: number for number, plan in enumerate(plans)}
         self._plans = plans
@@ -169,13 +128,13 @@ class _Game:
             self._push(number, plan.position)
         self._content: dict[Ref, float] = {}
         self._heap: list[tuple[float, bool, Ref]] = []
-        """What goes first. Of those that nobody uses again, the ones that are free now: then the next misses may begin now."""
-        self._untouched = set(here)
+        """What goes first. Of those that nobody uses again, the ones that are free now: they are places for the next misses."""
+        self._untouched = set(scene.here)
         """Residents of now which were not used in the game."""
-        for ref in here:
+        for ref in scene.here:
             due = self._content[ref] = self._next_use(ref)
             heapq.heappush(self._heap, (-due, False, ref))  # at once, it would keep the interpreter from the loop
-        self._drop(cap)  # what lies in the window goes beside the game: its going is no room for a miss
+        self._drop(min(scene.cap, len(scene.here)) - opened)
 
     def _push(self, number: int, index: int) -> None:
         plan = self._plans[number]
@@ -198,7 +157,7 @@ class _Game:
         heapq.heappush(self._heap, (-due, True, ref))
 
     def step(self) -> tuple[Wanted, bool, bool] | None:
-        """The next use; whether it is a miss, and if so whether its fetch may begin now. None: that was all."""
+        """The next use; whether it is a miss, and if so whether its place is there now. None: that was all."""
         if not self._coming:
             return None
         due, number, index = heapq.heappop(self._coming)
@@ -207,13 +166,13 @@ class _Game:
         self._push(number, index + 1)
         self._later[number][ref.key] = plan.course.again(index)
         is_miss = ref not in self._content
-        may_begin = is_miss and self._make_room()
+        finds_place = is_miss and self._make_room()
         self._untouched.discard(ref)
         self._keep(ref)
-        return Wanted(ref, due, plan), is_miss, may_begin
+        return Wanted(ref, due, plan), is_miss, finds_place
 
     def _make_room(self) -> bool:
-        """Whether there is room for a miss now: free, or of a victim that nobody uses before it."""
+        """Whether a miss goes where there is a place now: free, or of a victim that is here and is not used before."""
         if len(self._content) < self._cap:
             return True
         return any(ref in self._untouched for ref in self._drop(self._cap - 1))

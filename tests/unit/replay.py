@@ -144,7 +144,8 @@ class Node:
                 self._open(whom)
             elif isinstance(whom, Flight):
                 self._arrive(whom)
-            self._ahead()
+            if not self.events or self.events[0][0] > self.now:
+                self._ahead()  # once what waited for a shard has it open
 
     def kill(self, trainer: Trainer) -> None:
         """Its leases end, and its plan."""

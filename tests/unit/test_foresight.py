@@ -40,8 +40,8 @@ def test_the_fewest_transfers_are_known() -> None:
 
 @pytest.mark.parametrize("c", [0.5, 0.8, 0.9])
 def test_one_job_alone(c: float) -> None:
-    """A transfer takes four uses: hardly more than the least, where LRU needs 1.5 times as many or more."""
-    keys, cap = shuffled(N, 8), int(c * N)
+    """A transfer takes four uses: hardly more than the least after the first epoch, where LRU needs 1.5 times as many or more."""
+    keys, cap = shuffled(N, 4), int(c * N)
     least = fewest(keys, cap)
     counts = {}
     for policy in ("auto", "lru"):
@@ -52,8 +52,8 @@ def test_one_job_alone(c: float) -> None:
         assert trainer.uses == len(keys)
         if policy == "auto":
             assert trainer.stood / trainer.done_at < 0.05
-    assert counts["auto"] - N <= 1.05 * (least - N) + 7, "a window of one shard costs one transfer an epoch"
-    assert counts["lru"] > 1.5 * least
+    assert counts["auto"] - N <= 1.05 * (least - N)
+    assert counts["lru"] - N > 1.5 * (least - N)
 
 
 @pytest.mark.parametrize(("c", "lag"), [(0.2, 1), (0.5, 5)])
@@ -71,7 +71,7 @@ def test_ranks_that_follow_one_order(c: float, lag: int) -> None:
     assert max(trainer.stood for trainer in node.trainers) < 0.05 * node.now
 
 
-@pytest.mark.parametrize(("c", "fetch"), [(0.1, 2.0), (0.2, 4.0)])
+@pytest.mark.parametrize(("c", "fetch"), [(0.05, 0.5), (0.1, 2.0), (0.2, 4.0)])
 def test_one_node_of_eight(c: float, fetch: float) -> None:
     """Another eighth of the shards each epoch: what comes again comes late, and LRU has hardly any of it."""
     keys = [key for epoch in range(16) for key in random.Random(epoch).sample([str(n) for n in range(400)], 50)]
@@ -86,8 +86,10 @@ def test_one_node_of_eight(c: float, fetch: float) -> None:
     assert trainer.stood < 0.02 * trainer.done_at
 
 
-def test_one_job_alone_has_nearly_all_hits_there_can_be() -> None:
-    keys, cap = shuffled(200, 3), 100
+@pytest.mark.parametrize("cap", [20, 40, 100])
+def test_one_job_alone_has_nearly_all_hits_there_can_be(cap: int) -> None:
+    """Where few fit, too: places for what is under way are there while MIN needs them for nothing."""
+    keys = shuffled(200, 3)
     node = Node(cap, fetch=4.0)
     trainer = node.add(keys)
     node.run()
@@ -105,7 +107,7 @@ def test_independent_jobs_share_a_cache(c: float) -> None:
         node.add(keys, lag=number / 8)
     node.run()
     uses = sum(trainer.uses for trainer in node.trainers)
-    optimum = uses - fewest(merged(orders, 1 / 8), cap - len(orders))
+    optimum = uses - fewest(merged(orders, 1 / 8), cap)
     assert uses - node.fetched >= 0.95 * optimum
 
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from cachedaemon import foresight
+from cachedaemon.entries import Entry
 from cachedaemon.foresight import Scene, Wanted
 from cachedaemon.model import Ref
 from cachedaemon.plans import Plan
 from tests.unit import replay
-from tests.unit.replay import Node, fewest, shuffled
+from tests.unit.replay import Node, Trainer, fewest, shuffled
 
 pytestmark = pytest.mark.slow
 N = 100
@@ -32,12 +33,22 @@ def nearest_missing(plans: Sequence[Plan], scene: Scene, limit: int, _wanting: o
 
 def after_the_first_epoch(epochs: int, c: float, **how: object) -> tuple[float, float]:
     """Transfers over the least, and the part of its time that the trainer stood still; a transfer takes four uses."""
+
+    class Watched(Node):
+        first = (0.0, 0.0)
+
+        def _use(self, trainer: Trainer, entry: Entry) -> None:
+            super()._use(trainer, entry)
+            if trainer.uses == N:
+                self.first = (trainer.stood, self.now)
+
     keys, cap = shuffled(N, epochs), int(c * N)
-    node = Node(cap, **{"fetch": 4.0, **how})  # type: ignore[arg-type]
+    node = Watched(cap, **{"fetch": 4.0, **how})  # type: ignore[arg-type]
     trainer = node.add(keys)
     node.run()
     assert trainer.uses == len(keys)
-    return (node.fetched - N) / (fewest(keys, cap) - N), trainer.stood / trainer.done_at
+    stood, took = trainer.stood - node.first[0], trainer.done_at - node.first[1]
+    return (node.fetched - N) / (fewest(keys, cap) - N), stood / took
 
 
 @pytest.mark.parametrize("c", [0.5, 0.8, 0.9])
@@ -52,16 +63,25 @@ def test_lru_hits_a_shuffled_epoch_as_arithmetic_says(c: float) -> None:
     assert misses / (1 - c) == pytest.approx(1 - math.log(1 - c), rel=0.1)
 
 
-def test_the_best_victim_alone_lets_trainers_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MIN looks hardly ahead, since its victim is mostly the shard used last: so there is a window."""
-    with_window = after_the_first_epoch(8, 0.5)
-    monkeypatch.setattr(foresight._Group, "window", lambda *_: 0)
-    monkeypatch.setattr(foresight._Group, "next_missing", lambda *_: [])
-    without = after_the_first_epoch(8, 0.5)
-    assert with_window[0] < 1.06
-    assert with_window[1] < 0.05
-    assert without[0] < 1.05
-    assert without[1] > 0.1
+def test_what_min_drops_alone_lets_trainers_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Towards the end of an epoch MIN has hardly a place to spare: what is needed at once is fetched all the same."""
+    transfers, stood = after_the_first_epoch(8, 0.2)
+    assert transfers <= 1.01
+    assert stood < 0.02
+    monkeypatch.setattr(foresight, "_urgent", lambda *_: [])
+    transfers, stood = after_the_first_epoch(8, 0.2)
+    assert transfers <= 1.01
+    assert stood > 0.1
+
+
+def test_what_is_urgent_alone_makes_little_of_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figure 7: a link of 0.6 of what is consumed, as two connections; the second half of an epoch wants more than that."""
+    ahead = after_the_first_epoch(8, 0.5, fetch=2 / 0.6, width=2)
+    monkeypatch.setattr(foresight, "_at_no_cost", lambda *_: [])
+    urgent = after_the_first_epoch(8, 0.5, fetch=2 / 0.6, width=2)
+    assert ahead[0] <= 1.01
+    assert ahead[1] < 0.05
+    assert urgent[1] > 0.1
 
 
 @pytest.mark.parametrize("c", [0.5, 0.8, 0.9])
