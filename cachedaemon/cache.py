@@ -96,7 +96,15 @@ class Cache:
         self.trash = Trash(ledger, store, metrics, events, lambda: self.room.changed())  # noqa: PLW0108 - made after this
         self.flights = Flights(ledger, self.grace)
         self.eviction = Eviction(ledger, store, self.grace, self.trash, sources)
-        self.renewal = Renewal(ledger, self.flights, self.eviction, self.trash)
+        self.renewal = Renewal(
+            ledger=ledger,
+            store=store,
+            sources=sources,
+            flights=self.flights,
+            eviction=self.eviction,
+            trash=self.trash,
+            background=self.background,
+        )
         self.shelf = Shelf(ledger, store, self.grace, self.eviction)
         self.publication = Publication(
             ledger=ledger,

@@ -11,13 +11,12 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
-
-from aiohttp import web
+from collections.abc import Callable
 
 from cachedaemon import __version__, garbage, listen, logs, pools, upkeep
 from cachedaemon.ahead import Ahead
 from cachedaemon.archives.workers import Limits, Workers
+from cachedaemon.background import Background
 from cachedaemon.cache import Cache
 from cachedaemon.config import Address, Handed, Settings, changes, goes_to_journal
 from cachedaemon.errors import CacheDaemonError, ConfigError, StartError
@@ -31,7 +30,7 @@ from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.prefetch import Prefetch
 from cachedaemon.regrets import Regrets
-from cachedaemon.server import Api, Door, Gauges, Live, Page, Runner, UserLimits, View, Watch, application, scraping
+from cachedaemon.server import Api, Entrances, Gauges, Live, Page, UserLimits, View, Watch, application, scraping
 from cachedaemon.service import Notices
 from cachedaemon.sources import Configured, Sources
 from cachedaemon.store import Store
@@ -49,11 +48,6 @@ CHECKERS = 2
 """Processes that check and unpack archives at once."""
 DRAIN = 8.0
 """Seconds from the signal to the end, whatever hangs: a killed daemon leaves nothing that the next one cannot clear."""
-FAREWELL = 2.0
-"""Seconds that answers under way may take after everything else has ended."""
-
-LOOK_AT_SOCKET = 5.0
-"""Seconds between two looks whether the socket has its name."""
 
 Reload = Callable[[], Settings]
 
@@ -70,9 +64,7 @@ class Daemon:
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._reloading = asyncio.Lock()
-        self._marking = asyncio.Lock()
-        """Held by whoever writes to the disk which sources its shards came from."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Background()
         cache = settings.cache
         self.metrics = Metrics(__version__)
         self.events = Events()
@@ -82,6 +74,7 @@ class Daemon:
         self.sources = Sources(self.metrics)
         self.sources.take(self.sources.made(settings.sources, settings.fetch, anew=True))
         self.store = Store(Layout(cache.dir), Modes.for_group(settings.server.socket_group))
+        self._entrances = Entrances(self.store.trouble)
         self.workers = Workers(limits=_limits(settings), most=CHECKERS)
         self.turns = Turns(settings.fetch.concurrency, self.sources.limits(), self.sources.rates())
         self.cache = Cache(
@@ -143,18 +136,16 @@ class Daemon:
             if self.settings.server.http and not scrapes:
                 scrapes = [await self._port(self.settings.server.http)]
             background = await self._begin()
-            self._spawn(self.live.keep(), "history")
+            self._tasks.begin(self.live.keep(), "history")
             api = application(self._api(), self._watch(), lambda: self._generation)
-            runners = [
-                await self._listen(api, listener.links()),
-                await self._listen(scraping(self._watch(), self._page()), scrapes),
-            ]
-            self._spawn(self._keep_socket(listener, runners[0]), "socket")
+            asked = await self._entrances.open(api, listener.links())
+            await self._entrances.open(scraping(self._watch(), self._page()), scrapes)
+            self._tasks.begin(self._entrances.keep(listener, asked), "socket")
             self._tell_ready()
             await self._stop.wait()
             self._ready.clear()
             self._notices.stopping()
-            drain = asyncio.create_task(self._drain(runners, background), name="drain")
+            drain = asyncio.create_task(self._drain(background), name="drain")
             await asyncio.wait([drain], timeout=DRAIN)
         finally:
             await asyncio.to_thread(listener.close)
@@ -235,42 +226,6 @@ class Daemon:
     def _page(self) -> Page | None:
         return Page(self.live) if self.settings.server.page else None
 
-    async def _listen(self, app: web.Application, links: Sequence[socket.socket]) -> Runner:
-        runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=FAREWELL)
-        await runner.setup()
-        for link in links:
-            await Door(runner, link, self._nobody_let_in).start()
-        return runner
-
-    async def _keep_socket(self, listener: listen.Listener | listen.Passed, runner: Runner) -> None:
-        """Clients find the daemon by the socket's name: where somebody has removed it, it is made anew."""
-        while True:
-            await asyncio.sleep(LOOK_AT_SOCKET)
-            if await asyncio.to_thread(listener.is_gone):
-                await self._listen_again(listener, runner)
-            else:
-                self.store.trouble.over("socket")
-
-    async def _listen_again(self, listener: listen.Listener | listen.Passed, runner: Runner) -> None:
-        """Whoever waits at the one without a name is let in as well."""
-        try:
-            link = await asyncio.to_thread(listener.bind)
-        except StartError as cause:
-            if self.store.trouble.report("socket", str(cause)):
-                log.error("%s", cause)  # noqa: TRY400
-            return
-        if self._stop.is_set():
-            link.close()
-            return
-        log.warning("the socket %s was removed by somebody: it is made anew", self.settings.server.socket)
-        await Door(runner, link, self._nobody_let_in).start()
-
-    def _nobody_let_in(self, why: str | None) -> None:
-        if why is None:
-            self.store.trouble.over("connections")
-        elif self.store.trouble.report("connections", why):
-            log.warning("%s", why)
-
     def _serving(self) -> str:
         """For one line of the service manager's."""
         return f"serving {self._named() or 'no source'}"
@@ -278,21 +233,15 @@ class Daemon:
     def _named(self) -> str:
         return ", ".join(source.name for source in self.sources.all())
 
-    async def _drain(self, runners: Sequence[Runner], background: asyncio.Task[None]) -> None:
+    async def _drain(self, background: asyncio.Task[None]) -> None:
         """Stop listening, end flights to their last disk call, tell waiters, write the last uses."""
-        for runner in runners:
-            for site in list(runner.sites):
-                await site.stop()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._entrances.shut()
+        await self._tasks.cancel()
         await self.folders.close()
         await self.prefetch.close()
         await self.verify.close()
         await self.cache.drain()
-        for runner in runners:
-            await runner.cleanup()
+        await self._entrances.close()
         background.cancel()
         await asyncio.wait([background])
         await self.upkeep.note_uses()
@@ -322,17 +271,12 @@ class Daemon:
     def _spawn_reload(self) -> None:
         if self._stop.is_set():
             return
-        self._spawn(self._take_new_settings(), "reload")
-
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.begin(self._take_new_settings(), "reload")
 
     def _look_at(self, sources: list[Configured]) -> None:
         """Say early which source is not there; nothing waits for it, and it may come back at any time."""
         for source in sources:
-            self._spawn(self._warn_of(source), f"look at {source.name}")
+            self._tasks.begin(self._warn_of(source), f"look at {source.name}")
 
     async def _warn_of(self, source: Configured) -> None:
         for said in (source.doubt(), await source.trouble()):
@@ -360,7 +304,7 @@ class Daemon:
 
     async def _apply(self, new: Settings) -> None:
         before = self.sources.all()
-        await self._take_sources(self.sources.made(new.sources, new.fetch, anew=self.settings.fetch != new.fetch))
+        await self.cache.renewal.take(self.sources.made(new.sources, new.fetch, anew=self.settings.fetch != new.fetch))
         self.settings = new
         self._generation = uuid.uuid4().hex
         self.cache.ledger.caps = _caps(new)
@@ -373,29 +317,9 @@ class Daemon:
         await self.folders.follow(self.sources.all())
         self._look_at([one for one in self.sources.all() if one not in before])
 
-    async def _take_sources(self, made: list[Configured]) -> None:
-        """Into force, once the disk has nothing more of what a source was that now reads from elsewhere."""
-        unused = [one for one in made if one not in self.sources.all()]
-        try:
-            async with self._marking:
-                marks = [source.mark for source in made]
-                async with self.cache.renewal.of(await self.store.outdated(marks)):
-                    await self.cache.eviction.unshadow([source.name for source in made if source.direct])
-                    await self.store.renew(marks)
-                    unused = self.sources.take(made)
-        finally:
-            for one in unused:
-                self.cache.background.begin(self._retire(one))
-
-    async def _retire(self, source: Configured) -> None:
-        await self.cache.flights.without(source.name)
-        await source.origin.close()
-
     async def _look_for_folder(self) -> None:
         """Somebody may have removed the cache directory, or a part of it: it is made anew, and what was in it is gone."""
-        async with self._marking:
-            remade = await self.store.remake([source.mark for source in self.sources.all()])
-        if remade:
+        if await self.cache.renewal.remake():
             log.warning("the cache directory was removed: it is made anew")
             try:
                 await self.plan_files.end_all()

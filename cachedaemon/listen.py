@@ -120,15 +120,15 @@ class Passed:
     """None: whoever passes them looks to it."""
 
     def __init__(self, path: Path, links: Sequence[socket.socket]) -> None:
-        self._path = path
+        self.path = path
         self._links = links
 
     def lock(self) -> None:
         """One of them is where clients look. `StartError` otherwise; the path itself needs no claim."""
         places = [str(link.getsockname()) for link in self._links]
-        if os.path.realpath(self._path) not in map(os.path.realpath, places):
+        if os.path.realpath(self.path) not in map(os.path.realpath, places):
             raise StartError(
-                f"server.socket = {str(self._path)!r}: the service manager passes a socket at {', '.join(places)}; "
+                f"server.socket = {str(self.path)!r}: the service manager passes a socket at {', '.join(places)}; "
                 "both must be the same"
             )
 
@@ -138,12 +138,12 @@ class Passed:
 
     def is_gone(self) -> bool:
         """Whether somebody has removed the name of the socket that clients look for."""
-        return not os.path.lexists(self._path)
+        return not os.path.lexists(self.path)
 
     def bind(self) -> socket.socket:
         """`StartError`: only who passes a socket can make it anew."""
         raise StartError(
-            f"server.socket = {str(self._path)!r} was removed by somebody, and no client finds the daemon: "
+            f"server.socket = {str(self.path)!r} was removed by somebody, and no client finds the daemon: "
             "restart its socket unit, which makes it anew"
         )
 

@@ -15,8 +15,8 @@ from cachedaemon.logs import about
 from cachedaemon.server.answers import GENERATION, answer_error, from_http
 from cachedaemon.server.api import ROUTES, Api
 from cachedaemon.server.bodies import LARGEST
-from cachedaemon.server.connection import BOUNDS, Bounds, Runner
-from cachedaemon.server.door import Door
+from cachedaemon.server.connection import BOUNDS, Bounds
+from cachedaemon.server.entrances import Entrances
 from cachedaemon.server.gauges import Gauges
 from cachedaemon.server.hosts import own_names_only
 from cachedaemon.server.limits import UserLimits
@@ -143,4 +143,4 @@ def _has_left(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-__all__ = ["Api", "Door", "Gauges", "Live", "Page", "Runner", "UserLimits", "View", "Watch", "application", "scraping"]
+__all__ = ["Api", "Entrances", "Gauges", "Live", "Page", "UserLimits", "View", "Watch", "application", "scraping"]

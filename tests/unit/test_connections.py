@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from cachedaemon.server import Runner
-from cachedaemon.server.connection import BOUNDS, Bounds
+from cachedaemon.server.connection import BOUNDS, Bounds, Runner
 
 pytestmark = pytest.mark.asyncio
 
