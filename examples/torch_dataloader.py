@@ -58,7 +58,7 @@ def epochs(  # noqa: PLR0913 - what a run is made of
         loader = DataLoader(data, **how)
     else:
         samples = MapDataset(cache, keys, decode)
-        ordered = order = ShardOrder(samples, sampler)
+        ordered = order = ShardOrder(samples, sampler, epochs=count)
         loader = DataLoader(samples, sampler=order, **how)
     for epoch in range(count):
         ordered.set_epoch(epoch)

@@ -26,7 +26,7 @@ class Plan(Order):
 
     async def renew(self, wait: float | None = None) -> None:
         """Tell the daemon, and hold the file that it made."""
-        if not self._inert:
+        if not self.inert:
             said = await self._cache.call("PUT", self._target, self._body, wait=wait)
             self.warning = said.get("warning")
             self._hold(await self._cache.local_path(said["file"]))
@@ -48,7 +48,7 @@ class Plan(Order):
 
     async def end(self, *, tell: bool) -> bool:
         """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
-        if self._inert or not self._cache.forget(self):
+        if self.inert or not self._cache.forget(self):
             return tell
         self._let_go()
         try:

@@ -64,6 +64,11 @@ class Order:
         if self._position < len(self.keys):
             self.position = self._position + 1
 
+    def begin(self, keys: list[str]) -> None:
+        """Have other keys, from the first on; in force with the next `renew`. What is under way for both goes on."""
+        self.keys = keys
+        self.position = 0
+
     @property
     def _target(self) -> str:
         return f"/v1/plans/{self.id}"
@@ -81,7 +86,8 @@ class Order:
         return {"source": self._local.source, "used": [], "plan": self.id, "position": self.position}
 
     @property
-    def _inert(self) -> bool:
+    def inert(self) -> bool:
+        """Whether it is another process's: this one was forked from it."""
         return self._epoch != alive[0]
 
     def warn(self) -> None:
@@ -103,7 +109,7 @@ class Order:
         self._give_back(descriptor)
 
     def _give_back(self, descriptor: int) -> None:
-        if descriptor >= 0 and not self._inert:
+        if descriptor >= 0 and not self.inert:
             give_back(descriptor)
 
     def _yielded(self, shard: Shard, position: int) -> Shard:
@@ -140,7 +146,7 @@ class Plan(Order):
 
     def renew(self, wait: float | None = None) -> None:
         """Tell the daemon, and hold the file that it made."""
-        if not self._inert:
+        if not self.inert:
             said = self._cache.call("PUT", self._target, self._body, wait=wait)
             self.warning = said.get("warning")
             self._hold(self._cache.local_path(said["file"]))
@@ -162,7 +168,7 @@ class Plan(Order):
 
     def end(self, *, tell: bool, deadline: float = float("inf")) -> bool:
         """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
-        if self._inert or not self._cache.forget(self):
+        if self.inert or not self._cache.forget(self):
             return tell
         self._let_go()
         return tell and self._cache.tell("DELETE", self._target, min(TELL, deadline - time.monotonic()))

@@ -209,8 +209,12 @@ class Reading(Generic[T]):
 
 
 def announced(cache: ShardCache, keys: list[str], holds: int) -> Plan:
-    """A plan in force; or to be, when a daemon is there again: what is local is read without one."""
-    plan = Plan(cache, keys, holds)
+    """A plan in force, or to be: what is local is read without one."""
+    return in_force(cache, Plan(cache, keys, holds))
+
+
+def in_force(cache: ShardCache, plan: Plan) -> Plan:
+    """The plan itself, in force; or to be, when a daemon is there again."""
     with contextlib.suppress(DaemonUnavailable):
         plan.renew(min(cache.wait, PATIENCE))
     cache.start(plan)

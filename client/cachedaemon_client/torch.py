@@ -12,18 +12,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from multiprocessing.sharedctypes import RawValue
+from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from cachedaemon_client.cache import ShardCache
-from cachedaemon_client.reading import Decode, Reader, Reading, checked, joined, resumed
+from cachedaemon_client.plan import Plan
+from cachedaemon_client.reading import Decode, Reader, Reading, checked, in_force, joined, resumed
 from cachedaemon_client.sampler import ShardSampler
 from cachedaemon_client.shard import Shard
 
@@ -169,6 +171,12 @@ class MapDataset(Dataset[T_co]):
         self._ends = list(accumulate(known[key] if key in known else self._count(key) for key in self.keys))
         self._numbers = {key: number for number, key in enumerate(self.keys)}
         self._open: OrderedDict[str, Shard] = OrderedDict()
+        self._turn: Turn | None = None
+        self._plan: Plan | None = None
+        """This process's, of the iteration `_planned`."""
+        self._planned = 0  # as the turn's number when none was begun
+        self._end = 0
+        """How many of the plan's keys are that iteration's; the others are the next one's."""
 
     def _count(self, key: str) -> int:
         with self.cache.open(key) as shard:
@@ -202,29 +210,101 @@ class MapDataset(Dataset[T_co]):
         if shard is None or shard.closed:
             while len(self._open) >= self.holds:
                 self._open.popitem(last=False)[1].close()
+            self._come_to(key)
             shard = self.cache.open(key)
         self._open[key] = shard
         return shard
 
+    # ---- the plan
+
+    def follow(self) -> Turn:
+        """Have whoever reads plan ahead; the order is what is said there. Called before workers are made."""
+        self._turn = self._turn or Turn(len(self.keys))
+        return self._turn
+
+    def numbers(self, keys: Iterable[str]) -> list[int]:
+        """The numbers of shards: their places in `keys`."""
+        return [self._numbers[key] for key in keys]
+
+    def _come_to(self, key: str) -> None:
+        """This shard is the plan's next one. Others before it were other workers'; one that is opened again moves nothing."""
+        if self._turn is not None and (self._planned != self._turn.number or self._is_other):
+            self._plan = self._announced(self._turn)
+        if self._plan is not None:
+            with contextlib.suppress(ValueError):
+                self._plan.position = self._plan.keys.index(key, self._plan.position, self._end)
+
+    @property
+    def _is_other(self) -> bool:
+        """Whether the plan is the process's that this one was forked from."""
+        return self._plan is not None and self._plan.inert
+
+    def _announced(self, turn: Turn) -> Plan:
+        """A plan in force, the one of the iteration before with other keys where it is this process's."""
+        self._planned = turn.number
+        order, self._end = turn.order()
+        keys = [self.keys[number] for number in order]
+        if self._plan is None or self._is_other:
+            return in_force(self.cache, Plan(self.cache, keys, self.holds))
+        self._plan.begin(keys)
+        return in_force(self.cache, self._plan)
+
+    def end_plan(self) -> None:
+        """End this process's plan, where it has one; it makes none until the next iteration."""
+        if self._turn is not None:
+            self._planned = self._turn.number
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.close()
+
     def close(self) -> None:
-        """End the leases of this process."""
+        """End the plan and the leases of this process."""
+        self.end_plan()
         while self._open:
             self._open.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, object]:
-        """For spawn and forkserver: leases stay with the process that took them."""
-        return self.__dict__ | {"_open": OrderedDict()}
+        """For spawn and forkserver: leases and plan stay with the process that took them."""
+        return self.__dict__ | {"_open": OrderedDict(), "_plan": None}
+
+
+class Turn:
+    """The order of shards in the iteration under way, in memory that workers share with the process that gives them indexes."""
+
+    def __init__(self, shards: int) -> None:
+        self._order = RawArray("q", 2 * shards)
+        self._now, self._then, self._number = RawValue("q", 0), RawValue("q", 0), RawValue("q", 0)
+
+    @property
+    def number(self) -> int:
+        """Which iteration it is; 0: none was begun."""
+        number: int = self._number.value
+        return number
+
+    def begin(self, now: list[int], then: list[int]) -> None:
+        """Another iteration: the numbers of its shards, and of the next one's. No worker has an index of it yet."""
+        order = (now + then)[: len(self._order)]
+        self._order[: len(order)] = order
+        self._now.value, self._then.value = min(len(now), len(order)), len(order)
+        self._number.value += 1
+
+    def order(self) -> tuple[list[int], int]:
+        """The numbers, and how many of them are this iteration's."""
+        return self._order[: self._then.value], self._now.value
 
 
 class ShardOrder(Sampler[int]):
     """The indexes of a MapDataset in a ShardSampler's order, shard by shard: random enough, and kind to the cache.
 
-    StatefulDataLoader resumes it by counting, which opens no shard; say `set_epoch` before.
+    Each worker that reads them has a plan of that order. `epochs` is how many there will be: in all but the last it goes on into the
+    next one. StatefulDataLoader resumes it by counting, which opens no shard; say `set_epoch` before.
     """
 
-    def __init__(self, data: MapDataset[Any], sampler: ShardSampler) -> None:
+    def __init__(self, data: MapDataset[Any], sampler: ShardSampler, *, epochs: int | None = None) -> None:
         self._data = data
         self._sampler = copy.copy(sampler)
+        self._epochs = epochs
+        self._turn = data.follow()
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next, before the loader is iterated."""
@@ -233,10 +313,23 @@ class ShardOrder(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """The indexes, in the epoch's order."""
         sampler = copy.copy(self._sampler)
-        for key in sampler.remaining():
-            span = self._data.span(key)
-            for member in sampler.samples(key, len(span)):
-                yield span[member]
+        keys = sampler.remaining()
+        self._turn.begin(self._data.numbers(keys), self._data.numbers(self._later(sampler.epoch + 1)))
+        try:
+            for key in keys:
+                span = self._data.span(key)
+                for member in sampler.samples(key, len(span)):
+                    yield span[member]
+        finally:
+            self._data.end_plan()  # where there are no workers; a worker's ends with it, or goes on with the next iteration
+
+    def _later(self, epoch: int) -> list[str]:
+        """What is read in this epoch, where there is one."""
+        if self._epochs is not None and epoch >= self._epochs:
+            return []
+        later = copy.copy(self._sampler)
+        later.set_epoch(epoch)
+        return later.remaining()
 
     def __len__(self) -> int:
         """How many there are in this epoch."""

@@ -1,0 +1,118 @@
+"""The plan of the map-style data set: it follows the workers of a real DataLoader, and ends with their epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes import packing, readers
+from tests.fakes.daemon import Daemon
+from tests.fakes.origin import Origin
+from tests.fakes.waiting import until
+from tests.process.torch_shards import IMPORTS, MARKS, MEMBERS, members
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [*MARKS, pytest.mark.slow]
+
+KEYS = [f"images-{number}.zip" for number in range(24)]
+ROOM = 8
+READING = (
+    IMPORTS
+    + """
+def name(shard, member):
+    return shard.key + "/" + member
+
+def plans(cache):
+    return [plan["position"] for plan in cache.status()["plans"]]
+
+if __name__ == "__main__":
+    cache = ShardCache("s")
+    data = MapDataset(cache, ARG["keys"], name, counts=dict.fromkeys(ARG["keys"], ARG["members"]))
+    order = ShardOrder(data, ShardSampler(ARG["keys"], seed=3), epochs=2)
+    keep = {"persistent_workers": ARG["keep"]} if ARG["workers"] else {}
+    loader = DataLoader(data, ARG["batch"], sampler=order, num_workers=ARG["workers"], collate_fn=list, **keep)
+    for epoch in range(2):
+        order.set_epoch(epoch)
+        samples, positions = [], []
+        for number, batch in enumerate(loader):
+            samples += batch
+            positions.append(plans(cache))
+        say({"samples": samples, "positions": positions})
+        hear()
+    order.set_epoch(0)
+    batches = iter(loader)
+    next(batches)
+    say({"broken off": len(plans(cache))})
+    del batches, loader
+    say("left")
+    hear()
+"""
+)
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    with Origin() as one:
+        for number, key in enumerate(KEYS):
+            one.put(key, data=packing.zip_bytes(members(number)), latency=0.05)
+        yield one
+
+
+@pytest.mark.parametrize(
+    ("workers", "keep", "batch"),
+    [(0, False, 4), (1, False, 4), (4, False, 4), (4, True, 4), (2, True, 30), (4, False, 100)],
+    ids=["in the process", "one", "four", "four that last", "batches over shards", "fewer batches than workers"],
+)
+def test_a_plan_follows_the_workers(origin: Origin, *, workers: int, keep: bool, batch: int) -> None:
+    """Each sample once, and hardly a shard fetched twice in an epoch though a third of them fit; the plans end with their readers."""
+    arg = {"keys": KEYS, "members": MEMBERS, "workers": workers, "keep": keep, "batch": batch}
+    readers_of = min(max(1, workers), -(-len(KEYS) * MEMBERS // batch))
+    with (
+        Daemon({"s": origin.url}, max_shards=ROOM, grace="50ms") as daemon,
+        readers.Reader(daemon, READING, arg) as reader,
+    ):
+        for epoch in range(2):
+            said = reader.line(120)
+            assert len(said["samples"]) == len(set(said["samples"])) == len(KEYS) * MEMBERS
+            assert max(map(len, said["positions"])) == readers_of, "each reader has one"
+            if batch < MEMBERS:
+                assert max(said["positions"][-1]) >= len(KEYS) - 3, "it moves; the last word may be on its way"
+            if not keep:
+                until(lambda: not daemon.status()["plans"], 10, "the end of the plans with their epoch")
+            if epoch == 0:
+                assert gets(origin) <= len(KEYS) + 2 * ROOM, "this epoch's, and the first of the next"
+            reader.tell()
+        assert gets(origin) <= 2 * len(KEYS) + (ROOM if batch > len(KEYS) else 0), "some where workers are far apart"
+        assert reader.line(60)["broken off"] >= 1
+        assert reader.line(60) == "left"
+        until(lambda: not daemon.status()["plans"], 10, "the end of the plans of an epoch that was left")
+        reader.tell()
+        assert reader.wait(30) == 0, reader.errors
+
+
+def test_a_killed_trainer_takes_it_along_and_a_restart_of_the_daemon_does_not(origin: Origin) -> None:
+    """A plan is made again where the daemon has forgotten it."""
+    arg = {"keys": KEYS, "members": MEMBERS, "workers": 2, "keep": True, "batch": 4}
+    with (
+        Daemon({"s": origin.url}, max_shards=ROOM, grace="50ms") as daemon,
+        readers.Reader(daemon, READING, arg) as reader,
+    ):
+        assert len(reader.line(120)["samples"]) == len(KEYS) * MEMBERS
+        assert len(daemon.status()["plans"]) == 2
+        daemon.stop()
+        daemon.start()
+        reader.tell()
+        said = reader.line(120)
+        assert len(set(said["samples"])) == len(KEYS) * MEMBERS
+        assert max(map(len, said["positions"])) == 2
+        reader.tell()
+        assert reader.line(60)["broken off"] == 2
+        reader.kill_all()
+        until(lambda: not daemon.status()["plans"], 10)
+
+
+def gets(origin: Origin) -> int:
+    return sum(origin[key].gets for key in KEYS)
