@@ -112,20 +112,24 @@ def test_a_demand_comes_before_what_comes_ahead(origin: Origin) -> None:
 
 
 def test_a_killed_trainer_takes_its_plan_along(origin: Origin) -> None:
-    """Within two seconds; what it alone wanted goes like anything else."""
+    """Within two seconds; what it alone wanted goes like anything else.
+
+    The plan's end is when the daemon removed its file, by the file system's clock: how often this test looks counts for nothing.
+    """
     own = f"""
     plan = ShardCache("s").plan([f"{{n}}.bin" for n in range({N})])
     say("planned")
     hear()
     """
     with Daemon({"s": origin.url}, max_shards=4, grace="50ms") as daemon:
+        plans = daemon.cache / "plans"
         with Reader(daemon, "\n".join(line.strip() for line in own.splitlines())) as reader:
             assert reader.line() == "planned"
             until(lambda: len(here(daemon)) == 4 and not daemon.status()["fetches"], 20)
+            killed = time.time()
             reader.kill9()
-            began = time.monotonic()
-            until(lambda: not daemon.status()["plans"], 20)
-            assert time.monotonic() - began < 10, "two seconds, and what a busy machine takes"
+            until(lambda: not daemon.status()["plans"] and not list(plans.iterdir()), 20)
+            assert plans.stat().st_mtime - killed < 2
         for number in range(N - 4, N):
             assert daemon.path("s", f"{number}.bin").exists()
         assert here(daemon) == {f"{number}.bin" for number in range(N - 4, N)}
