@@ -20,7 +20,7 @@ from pathlib import Path
 from side_by_side import Daemon, NotMeasured, folder, main, middle, rss, table, verdict
 
 from cachedaemon.model import Meta
-from cachedaemon.store import disk
+from cachedaemon.store import disk, files
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon_client.names import name_of
 from tests.fakes.origin import Origin
@@ -63,7 +63,7 @@ def fill(root: Path, count: int) -> None:
         disk.seal(descriptor, modes.file, modes.group, began + number)
         os.close(descriptor)
         said = Meta(key(number), len(content), disk.file_digest(place), 4096, 3, time.time(), synced=True)
-        disk.write_meta(said, meta, modes)
+        files.write_meta(said, meta, modes)
 
 
 def begin(daemon: Daemon) -> float:

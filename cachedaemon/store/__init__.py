@@ -9,52 +9,28 @@ slowly, and keeps nobody else waiting.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 
 from cachedaemon.digests import Piece
-from cachedaemon.errors import SHORT, Shortage
+from cachedaemon.errors import Shortage
 from cachedaemon.model import Digest, Disk, Meta, Need, Ref, Stamp, Validators
 from cachedaemon.pools import fill
-from cachedaemon.store import disk, removal, scan
+from cachedaemon.store import disk, plans, removal, scan
 from cachedaemon.store.directory import Directory, Opened, SourceMark
-from cachedaemon.store.disk import Held, Staged, disk_error
+from cachedaemon.store.disk import Held, disk_error
+from cachedaemon.store.files import read_meta
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon.store.scan import Found, Known
+from cachedaemon.store.shards import Published, Sealed, Shards
+from cachedaemon.store.staged import Staged
 from cachedaemon.store.threads import committed, to_end
 from cachedaemon.store.trouble import Trouble
-from cachedaemon_client import lease
-from cachedaemon_client.member_table import Table
-from cachedaemon_client.members import StaleTable
 
 WRITERS = 8
 REAPERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """A complete shard in staging, with the stamp that it is published with."""
-
-    path: str
-    stamp: Stamp
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A shard that became visible, with the daemon's lease on it."""
-
-    held: Held
-    stamp: Stamp
-
-    def close(self) -> None:
-        """Give the lease back."""
-        self.held.close()
 
 
 class Store:
@@ -67,6 +43,7 @@ class Store:
         self.displaced: Callable[[str, Need], object] = lambda *_: None
         """Is told of what was moved to trash without being in the ledger, and how much room it takes."""
         self._directory = Directory(layout, modes)
+        self._shards = Shards(layout, modes)
         self._steps = ThreadPoolExecutor(1, "steps")
         self._writers = ThreadPoolExecutor(WRITERS, "write")
         self._reapers = ThreadPoolExecutor(REAPERS, "reap")
@@ -85,6 +62,9 @@ class Store:
 
     def _trash_place(self) -> str:
         return self.layout.trash(self._directory.numbers.next())
+
+    def _beside(self, source: str) -> str:
+        return self.layout.beside(source, self._directory.numbers.next())
 
     # ---- life
 
@@ -205,26 +185,11 @@ class Store:
         """Make a shard visible: meta and member table first, its own rename last. Its shared lock is held already."""
         aside = self._trash_place()
         with self._mapped(f"publishing {ref}"):
-            published, displaced = await committed(self._steps, self._publish, ref, name, staged, sealed, meta, aside)
+            published, displaced = await committed(
+                self._steps, self._shards.publish, ref, name, staged, sealed, meta, aside
+            )
         await self._tell([aside] if displaced else [])
         return published
-
-    def _publish(  # noqa: PLR0913, PLR0917 - what is published, and what it is called
-        self, ref: Ref, name: str, staged: Staged, sealed: Sealed, meta: Meta, aside: str
-    ) -> tuple[Published, bool]:
-        """What stands in its place without being in the ledger goes first: the new meta file would vouch for it."""
-        displaced = disk.move_aside(self.layout.shard(ref.source, name), aside)
-        beside = self.layout.beside(ref.source, staged.number)
-        try:
-            disk.write_meta(meta, beside, self.modes)
-            os.rename(beside, self.layout.meta(ref.source, name))
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.layout.new_table(ref.source, staged.number), self.layout.table(ref.source, name))
-            held = disk.publish(sealed.path, self.layout.shard(ref.source, name), sealed.stamp)
-        except BaseException:
-            disk.unlink_beside([beside, *self._beside(ref, name)])
-            raise
-        return Published(held, held.stamp), displaced
 
     async def drop_packed(self, staged: Staged) -> None:
         """Remove the packed form of what was unpacked."""
@@ -240,25 +205,7 @@ class Store:
     async def hold(self, ref: Ref, name: str, stamp: Stamp, *, indexed: bool, checked: bool) -> Held:
         """The daemon's own lease on a shard that is as it was published. Raises `lease.Busy` or `lease.Gone`."""
         with self._mapped(f"opening {ref}"):
-            return await to_end(self._steps, self._hold, ref, name, stamp, indexed=indexed, checked=checked)
-
-    def _hold(self, ref: Ref, name: str, stamp: Stamp, *, indexed: bool, checked: bool) -> Held:
-        place = self.layout.shard(ref.source, name)
-        held = disk.hold(place, stamp)
-        try:
-            if not checked and not scan.is_intact(
-                place, self.layout.meta(ref.source, name), held.stamp, look_at_meta=True
-            ):
-                raise lease.Gone(place)  # noqa: TRY301 - the lease ends in one place
-            if indexed:
-                Table(held.descriptor, self.layout.table(ref.source, name), anew=True)
-        except StaleTable as cause:
-            held.close()
-            raise lease.Gone(str(cause)) from None
-        except BaseException:
-            held.close()
-            raise
-        return held
+            return await to_end(self._steps, self._shards.hold, ref, name, stamp, indexed=indexed, checked=checked)
 
     async def let_go(self, held: Held) -> None:
         """Give the daemon's lease back."""
@@ -279,7 +226,7 @@ class Store:
         """Move a shard that nobody holds to trash; its path there. Raises `lease.Busy`, `lease.Gone` or OSError."""
         place = self.layout.suspect(ref.source, name) if suspect else self.layout.shard(ref.source, name)
         trash = self._trash_place()
-        await committed(self._steps, disk.evict, place, stamp, self._beside(ref, name), trash)
+        await committed(self._steps, disk.evict, place, stamp, self._shards.beside(ref, name), trash)
         return trash
 
     async def discard(self, ref: Ref, name: str, *, suspect: bool = False) -> tuple[str, Need] | None:
@@ -290,13 +237,9 @@ class Store:
         """
         place = self.layout.suspect(ref.source, name) if suspect else self.layout.shard(ref.source, name)
         trash = self._trash_place()
-        if not await committed(self._steps, disk.discard, place, self._beside(ref, name), trash):
+        if not await committed(self._steps, disk.discard, place, self._shards.beside(ref, name), trash):
             return None
         return (await committed(self._background, removal.rooms, [trash]))[0]
-
-    def _beside(self, ref: Ref, name: str) -> list[str]:
-        """The meta file last: the start finds by it what was left."""
-        return [self.layout.table(ref.source, name), self.layout.meta(ref.source, name)]
 
     async def reap(self, trash: str) -> bool:
         """Delete what was moved to trash; False while a reader still uses the folder; OSError."""
@@ -306,27 +249,13 @@ class Store:
         """Publish a suspect shard that has proved its digest."""
         aside = self._trash_place()
         with self._mapped(f"publishing {ref}"):
-            held, displaced = await committed(self._steps, self._restore, ref, name, stamp, aside)
+            held, displaced = await committed(self._steps, self._shards.restore, ref, name, stamp, aside)
         await self._tell([aside] if displaced else [])
         return Published(held, held.stamp)
 
-    def _restore(self, ref: Ref, name: str, stamp: Stamp, aside: str) -> tuple[Held, bool]:
-        place = self.layout.shard(ref.source, name)
-        displaced = disk.move_aside(place, aside)
-        return disk.publish(self.layout.suspect(ref.source, name), place, stamp), displaced
-
     async def proves(self, ref: Ref, name: str, digest: Callable[[str], str]) -> bool:
         """Whether a suspect shard has the digest that its meta file says; `digest` takes it anew from a path."""
-        return await to_end(self._background, self._proves, ref, name, digest)
-
-    def _proves(self, ref: Ref, name: str, digest: Callable[[str], str]) -> bool:
-        try:
-            meta = disk.read_meta(self.layout.meta(ref.source, name))
-            if meta is None or meta.key != ref.key:
-                return False
-            return digest(self.layout.suspect(ref.source, name)) == meta.digest
-        except OSError:
-            return False
+        return await to_end(self._background, self._shards.proves, ref, name, digest)
 
     async def is_sound(self, ref: Ref, name: str, stamp: Stamp, digest: Callable[[str], str]) -> bool:
         """Whether a published shard has the digest that its meta file says; one that went meanwhile has not.
@@ -334,24 +263,12 @@ class Store:
         `digest` takes it anew from a path, in a thread for this alone, since it may take its time.
         """
         with self._mapped(f"reading {ref}"):
-            return await to_end(self._verifier, self._is_sound, ref, name, stamp, digest)
-
-    def _is_sound(self, ref: Ref, name: str, stamp: Stamp, digest: Callable[[str], str]) -> bool:
-        place, meta_place = self.layout.shard(ref.source, name), self.layout.meta(ref.source, name)
-        meta = disk.read_meta(meta_place)
-        if meta is None or meta.key != ref.key or not scan.is_intact(place, meta_place, stamp):
-            return False
-        try:
-            return digest(place) == meta.digest
-        except OSError as cause:
-            if cause.errno in SHORT:
-                raise
-            return False  # a sector that cannot be read is one that no reader can have
+            return await to_end(self._verifier, self._shards.is_sound, ref, name, stamp, digest)
 
     async def validators(self, ref: Ref, name: str) -> Validators | None:
         """What the origin said of the version that is here; None where the disk does not tell."""
         try:
-            meta = await to_end(self._background, disk.read_meta, self.layout.meta(ref.source, name))
+            meta = await to_end(self._background, read_meta, self.layout.meta(ref.source, name))
         except OSError:
             return None
         return meta.validators if meta is not None else None
@@ -359,56 +276,23 @@ class Store:
     async def note_validators(self, ref: Ref, name: str, validators: Validators) -> None:
         """The origin says something else of the same bytes."""
         with self._mapped(f"noting what the origin says of {ref}"):
-            await committed(self._steps, self._note_validators, ref, name, validators)
-
-    def _note_validators(self, ref: Ref, name: str, validators: Validators) -> None:
-        place = self.layout.meta(ref.source, name)
-        meta = disk.read_meta(place)
-        if meta is not None:
-            beside = self.layout.beside(ref.source, self._directory.numbers.next())
-            used = os.stat(place).st_mtime
-            disk.write_meta(replace(meta, validators=validators), beside, self.modes, used, durable=meta.synced)
-            os.rename(beside, place)
+            await committed(self._steps, self._shards.note_validators, ref, name, validators, self._beside(ref.source))
 
     async def make_durable(self, ref: Ref, name: str, stamp: Stamp, used: float) -> int | None:
         """Sync a shard and mark its meta file so; the bytes that it takes. None when it went meanwhile.
 
         OSError when the disk fails.
         """
-        place, meta_place = self.layout.shard(ref.source, name), self.layout.meta(ref.source, name)
-        beside = self.layout.beside(ref.source, self._directory.numbers.next())
-
-        def prepare() -> int | None:
-            meta = disk.read_meta(meta_place)
-            blocks = disk.sync_shard(place, stamp, meta.blocks) if meta is not None else None
-            if meta is None or blocks is None:
-                return None
-            disk.write_meta(replace(meta, synced=True, blocks=blocks), beside, self.modes, used, durable=True)
-            return blocks
-
-        def exchange() -> bool:
-            try:
-                if scan.is_intact(place, meta_place, stamp):
-                    os.rename(beside, meta_place)
-                    return True
-            finally:
-                disk.unlink(beside)
-            return False
-
-        blocks = await to_end(self._background, prepare)
-        if blocks is None or not await to_end(self._steps, exchange):
+        beside = self._beside(ref.source)
+        blocks = await to_end(self._background, self._shards.prepare_durable, ref, name, stamp, used, beside)
+        if blocks is None or not await to_end(self._steps, self._shards.make_durable, ref, name, stamp, beside):
             return None
-        await to_end(self._background, disk.sync_folder, os.path.dirname(meta_place))
+        await to_end(self._background, disk.sync_folder, os.path.dirname(self.layout.meta(ref.source, name)))
         return blocks
 
     async def note_uses(self, uses: Iterable[tuple[Ref, str, float]]) -> None:
         """Write last uses (Unix seconds) to the meta files' times."""
-        await to_end(self._background, self._note_uses, list(uses))
-
-    def _note_uses(self, uses: list[tuple[Ref, str, float]]) -> None:
-        for ref, name, used in uses:
-            with contextlib.suppress(OSError):  # evicted meanwhile
-                os.utime(self.layout.meta(ref.source, name), (used, used))
+        await to_end(self._background, self._shards.note_uses, list(uses))
 
     async def changed(self, known: Sequence[Known]) -> list[Ref]:
         """Shards that somebody changed or removed."""
@@ -427,37 +311,11 @@ class Store:
     async def make_plan(self, name: str) -> str:
         """The file that the plan's owner holds; it stays the same for the same plan."""
         with self._mapped(f"making the file of plan {name}"):
-            return await committed(self._writers, self._make_plan, name)
-
-    def _make_plan(self, name: str) -> str:
-        path = self.layout.plan(name)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if self.modes.group is not None:
-                os.fchown(descriptor, -1, self.modes.group)
-            os.fchmod(descriptor, self.modes.file)
-        finally:
-            os.close(descriptor)
-        return path
+            return await committed(self._writers, plans.make, self.layout.plan(name), self.modes)
 
     async def held_plans(self, names: Sequence[str]) -> set[str]:
         """Those plans whose file somebody holds; OSError."""
-        return await to_end(self._background, lambda: {name for name in names if self._is_held(self.layout.plan(name))})
-
-    def _is_held(self, path: str) -> bool:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as cause:
-            if cause.errno in {errno.ENOENT, errno.ELOOP}:  # a link in its place is nobody's hold
-                return False
-            raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return await to_end(self._background, lambda: {name for name in names if plans.is_held(self.layout.plan(name))})
 
     async def drop_plan(self, name: str) -> None:
         """The plan ends."""

@@ -1,4 +1,4 @@
-"""Single steps on the disk: stage, seal, publish, hold, evict, delete. All of them block; none runs on the loop.
+"""Single steps on the disk: seal, publish, hold, evict, sync. All of them block; none runs on the loop.
 
 `publish`, `hold`, `evict` and `probe` of one cache run in one thread, so that none meets another half-way.
 """
@@ -8,26 +8,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import stat
-import threading
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import xxhash
 
-from cachedaemon.digests import Hashes, Piece
 from cachedaemon.errors import SHORT, NoSpace, Shortage
-from cachedaemon.model import Digest, Disk, Meta, Stamp, Taken, Validators, unheeded
+from cachedaemon.model import Disk, Stamp, Taken, unheeded
 from cachedaemon.store.layout import Modes
 from cachedaemon_client import lease
 
 DIGEST = "xxh3-128:"
-_READ = 1 << 20
-_AT_ONCE = os.sysconf("SC_IOV_MAX")
-"""Pieces of one pwritev(2), which refuses more; a server that sends little at a time has a thousand in a MiB."""
+READ = 1 << 20
+"""Bytes that are read at once."""
 
 
 def stamp_of(seen: os.stat_result) -> Stamp:
@@ -61,125 +56,6 @@ class Held:
     def close(self) -> None:
         """Give it back."""
         lease.give_back(self.descriptor)
-
-
-class Staged:
-    """A file in staging that grows; its digests and size are taken as it is written.
-
-    Several threads may write at once, each its own stretch. The digests follow what has come without a gap from the start:
-    what came out of order is read back, from the page cache mostly, by whoever closes the gap, while the others go on.
-    """
-
-    def __init__(self, folder: str, number: int) -> None:
-        os.mkdir(folder, 0o700)
-        self.folder = folder
-        self.number = number
-        self.path = f"{folder}/data"
-        self.size = 0
-        """Bytes from the start without a gap, which the digests are of."""
-        self._hash = xxhash.xxh3_128()
-        self._others = Hashes(())
-        self._expected: tuple[Digest, ...] = ()
-        self._lock = threading.Lock()
-        self._hashing = False
-        self._ahead: dict[int, int] = {}
-        """Stretches behind a gap: start and end."""
-        try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except BaseException:
-            os.rmdir(folder)
-            raise
-
-    @property
-    def digest(self) -> str:
-        """Of what was written so far."""
-        return DIGEST + self._hash.hexdigest()
-
-    def expect(self, size: int | None, digests: Iterable[Digest] = ()) -> None:
-        """What is known beforehand: the size, and what others say that the bytes come to.
-
-        Writing below the end keeps xfs from allocating ahead, beyond what was reserved.
-        """
-        self._expected = tuple(digests)
-        self._others = Hashes({one.kind for one in self._expected})
-        if size is not None:
-            os.ftruncate(self._descriptor, size)
-
-    def mismatch(self) -> str | None:
-        """Which expected digests the bytes do not come to, with kind, got and expected; None when all are right."""
-        return self._others.mismatch(self._expected)
-
-    def write(self, pieces: Sequence[Piece]) -> None:
-        """Append any number of pieces; OSError from the disk."""
-        self.write_at(self.size, pieces)
-
-    def write_at(self, start: int, pieces: Sequence[Piece]) -> None:
-        """Write any number of pieces at an offset that nobody else writes at; OSError from the disk."""
-        stop = start
-        for first in range(0, len(pieces), _AT_ONCE):
-            stop += self._put(stop, pieces[first : first + _AT_ONCE])
-        with self._lock:
-            if self._hashing or start != self.size:
-                self._ahead[start] = stop
-            if self._hashing:
-                return
-            self._hashing = True
-        try:
-            if start == self.size:
-                self._take(pieces, stop)
-            self._catch_up()
-        except BaseException:
-            self._hashing = False
-            raise
-
-    def _put(self, start: int, pieces: Sequence[Piece]) -> int:
-        total = sum(len(piece) for piece in pieces)
-        written = os.pwritev(self._descriptor, pieces, start)
-        if written < total:
-            rest = memoryview(b"".join(pieces))[written:]
-            while rest:
-                rest = rest[os.pwrite(self._descriptor, rest, start + total - len(rest)) :]
-        return total
-
-    def _take(self, pieces: Iterable[Piece], stop: int) -> None:
-        for piece in pieces:
-            self._hash.update(piece)
-            self._others.update(piece)
-        self.size = stop
-
-    def _catch_up(self) -> None:
-        """Take what lies behind a gap that has closed, and whatever comes meanwhile."""
-        while (stop := self._next()) is not None:
-            buffer = memoryview(bytearray(min(_READ, stop - self.size)))
-            while self.size < stop:
-                count = os.preadv(self._descriptor, [buffer[: stop - self.size]], self.size)
-                if not count:
-                    raise OSError(errno.EIO, "the staged file has become shorter", self.path)
-                self._take([buffer[:count]], self.size + count)
-
-    def _next(self) -> int | None:
-        """The end of the stretch that follows; with None this thread's hashing has ended, before another can write."""
-        with self._lock:
-            stop = self._ahead.pop(self.size, None)
-            self._hashing = stop is not None
-            return stop
-
-    def seal(self, modes: Modes, mtime_ns: int) -> os.stat_result:
-        """Give it the mode, group and stamp that it is published with."""
-        os.ftruncate(self._descriptor, self.size)
-        seal(self._descriptor, modes.file, modes.group, mtime_ns)
-        return os.fstat(self._descriptor)
-
-    def unlink(self) -> None:
-        """Remove the file, its blocks with it."""
-        self.close()
-        os.unlink(self.path)
-
-    def close(self) -> None:
-        """Close the file; it stays in staging."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def seal(descriptor: int, mode: int, group: int | None, mtime_ns: int) -> None:
@@ -234,83 +110,10 @@ def publish(staged: str, place: str, stamp: Stamp) -> Held:
     return Held(descriptor, stamp)
 
 
-def write_meta(meta: Meta, beside: str, modes: Modes, used: float | None = None, *, durable: bool = False) -> None:
-    """Write a meta file, to be renamed into place; its mtime is the last use (Unix seconds; None: now)."""
-    stamp = time.time_ns() if used is None else int(used * 1e9)
-    _write_file(beside, json.dumps(asdict(meta)), modes, stamp, durable=durable)
-
-
-def replace_file(place: str, text: str, beside: str, modes: Modes) -> None:
-    """Exchange a small file as a whole, durably: with an empty one after a power cut all would be in doubt."""
-    _write_file(beside, text, modes, time.time_ns(), durable=True)
-    try:
-        os.rename(beside, place)
-    except BaseException:
-        unlink(beside)
-        raise
-    sync_folder(os.path.dirname(place))
-
-
-def _write_file(path: str, text: str, modes: Modes, mtime_ns: int, *, durable: bool = False) -> None:
-    """A new file, whole or not there at all."""
-    unlink(path)  # what a killed daemon left there has a mode that its owner cannot write with
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        rest = memoryview(text.encode())
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        seal(descriptor, modes.file, modes.group, mtime_ns)
-        if durable:
-            os.fsync(descriptor)
-    except BaseException:
-        unlink(path)
-        raise
-    finally:
-        os.close(descriptor)
-
-
 def unlink(path: str) -> None:
     """Remove a file that may have gone already."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-
-
-PASSING = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What says nothing of the file: the disk failed, or the daemon was short of something."""
-
-
-def read_meta(place: str) -> Meta | None:
-    """The meta file; None where there is none that can be read as one: after a power cut it may be empty or lost.
-
-    OSError when it could not be looked at: a disk that fails for a moment must not cost a shard.
-    """
-    try:
-        said = json.loads(read_regular(place))
-        meta = Meta(**{**said, "validators": Validators(**said["validators"])})
-    except OSError as cause:
-        if cause.errno in PASSING:
-            raise
-        return None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    kinds = ((meta.key, str), (meta.digest, str), (meta.size, int), (meta.blocks, int), (meta.inodes, int))
-    return meta if all(isinstance(value, kind) for value, kind in kinds) else None
-
-
-def read_regular(place: str) -> bytes:
-    """A small file's bytes; OSError, also for anything but a regular file: a FIFO would stop whoever reads it."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", place)
-        return file.read()
-
-
-def fits(said: Meta, seen: os.stat_result) -> bool:
-    """Whether what `stat` saw can be the shard of a meta file: a folder where a tree was unpacked, a file of its size."""
-    if said.digest.startswith(DIGEST):
-        return stat.S_ISREG(seen.st_mode) and said.size == seen.st_size
-    return stat.S_ISDIR(seen.st_mode)
 
 
 def evict(place: str, stamp: Stamp, beside: Sequence[str], trash: str) -> None:
@@ -390,7 +193,7 @@ def leased_among(places: Sequence[tuple[str, int | None]]) -> list[bool]:
 def file_digest(path: str, taken: Taken = unheeded) -> str:
     """Our own digest of a file: xxh3-128 (XXH3 specification, Y. Collet)."""
     state = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_READ))
+    buffer = memoryview(bytearray(READ))
     with open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_NOREUSE)  # what trainers have in memory stays there
         while count := file.readinto(buffer):

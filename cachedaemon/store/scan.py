@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cachedaemon.model import Meta, Ref, Stamp
-from cachedaemon.store.disk import fits, read_meta, stamp_of
+from cachedaemon.store.disk import stamp_of
+from cachedaemon.store.files import fits, read_meta
 from cachedaemon.store.layout import FILES, FOLDERS, Layout
 from cachedaemon_client.names import key_of, name_of, unversioned
 

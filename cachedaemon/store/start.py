@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cachedaemon import guarded
 from cachedaemon.errors import StartError
-from cachedaemon.store import disk
+from cachedaemon.store import disk, files
 from cachedaemon.store.layout import FOLDERS, Layout, Modes
 from cachedaemon_client.names import unversioned
 from cachedaemon_client.places import boot_id
@@ -171,10 +171,10 @@ def is_doubtful(layout: Layout) -> bool:
     OSError when the disk fails for a moment, which says nothing of the shards.
     """
     try:
-        said = json.loads(disk.read_regular(str(layout.vouch)))
+        said = json.loads(files.read_regular(str(layout.vouch)))
         return bool(said["boot_id"] != boot_id() or said["format"] != FORMAT)
     except OSError as cause:
-        if cause.errno in disk.PASSING:
+        if cause.errno in files.PASSING:
             raise
         return True
     except (ValueError, KeyError, TypeError):
@@ -192,20 +192,20 @@ def vouch(layout: Layout, modes: Modes, archives: dict[str, str], direct: list[s
         "direct": direct,
         "archives": archives,
     }
-    disk.replace_file(str(layout.vouch), json.dumps(said), layout.staging(numbers.next()), modes)
+    files.replace_file(str(layout.vouch), json.dumps(said), layout.staging(numbers.next()), modes)
 
 
 def mark_of(layout: Layout, source: str) -> str | None:
     """The digest of the configuration that a source's shards came by; None where it has none."""
     try:
-        return disk.read_regular(_mark(layout, source)).decode(errors="replace")
+        return files.read_regular(_mark(layout, source)).decode(errors="replace")
     except FileNotFoundError:
         return None
 
 
 def mark(layout: Layout, source: str, digest: str, numbers: Numbers) -> None:
     """From now on its shards come by this configuration."""
-    disk.replace_file(_mark(layout, source), digest, layout.staging(numbers.next()), Modes(0o600, 0o700, None))
+    files.replace_file(_mark(layout, source), digest, layout.staging(numbers.next()), Modes(0o600, 0o700, None))
 
 
 def unmark(layout: Layout, source: str) -> None:
@@ -260,7 +260,7 @@ def set_suspects_aside(layout: Layout, numbers: Numbers) -> int:
 
 
 def _set_aside(layout: Layout, source: str, entry: os.DirEntry[str], numbers: Numbers) -> bool:
-    meta = disk.read_meta(layout.meta(source, entry.name))
+    meta = files.read_meta(layout.meta(source, entry.name))
     if entry.is_symlink() or (meta is not None and meta.synced):
         return False
     if meta is None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachedaemon.store.disk import DIGEST, Staged
+from cachedaemon.store.disk import DIGEST
+from cachedaemon.store.staged import Staged
 from tests.fakes import content
 from tests.fakes.daemon import Daemon
 

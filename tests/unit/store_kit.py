@@ -15,7 +15,21 @@ from typing import Any
 import pytest
 
 from cachedaemon.model import Meta, Ref
-from cachedaemon.store import Opened, Published, SourceMark, Store, directory, disk, removal, scan, start
+from cachedaemon.store import (
+    Opened,
+    Published,
+    SourceMark,
+    Store,
+    directory,
+    disk,
+    files,
+    plans,
+    removal,
+    scan,
+    shards,
+    staged,
+    start,
+)
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon_client import lease
 from cachedaemon_client.names import name_of
@@ -92,7 +106,7 @@ class Disk:
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """The disk under every module that calls it for the store."""
     made = Disk()
-    for module in (sys.modules[Store.__module__], directory, disk, removal, scan, start):
+    for module in (sys.modules[Store.__module__], directory, disk, files, plans, removal, scan, shards, staged, start):
         monkeypatch.setattr(module, "os", made)
     for name in ("open_file", "fstat", "lstat"):
         monkeypatch.setattr(lease, name, made.wrapped(getattr(lease, name)))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cachedaemon.errors import NoSpace, StartError
 from cachedaemon.model import Meta, Need, Ref
-from cachedaemon.store import SourceMark, disk, removal, start
+from cachedaemon.store import SourceMark, disk, files, removal, start
 from cachedaemon.store.layout import Layout, Modes
 from cachedaemon.store.trouble import LASTS, Trouble
 from cachedaemon_client import lease
@@ -284,7 +284,7 @@ def test_no_meta_file_ends_a_start(text: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(text)
         file.flush()
-        assert disk.read_meta(file.name) is None
+        assert files.read_meta(file.name) is None
 
 
 @given(
@@ -298,10 +298,10 @@ def test_a_meta_file_is_read_as_it_was_written(key: str, size: int, *, synced: b
     meta = Meta(key, size, disk.DIGEST + "0", 4096, 3, 1.5, synced=synced)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            disk.write_meta(meta, f"{folder}/meta", Modes.for_group(None), used=12.5)
+            files.write_meta(meta, f"{folder}/meta", Modes.for_group(None), used=12.5)
         except UnicodeEncodeError:
             return
-        assert disk.read_meta(f"{folder}/meta") == meta
+        assert files.read_meta(f"{folder}/meta") == meta
         assert os.stat(f"{folder}/meta").st_mtime == 12.5
 
 
@@ -311,9 +311,9 @@ def test_a_meta_file_of_other_types_is_none(folder: Path, wrong: dict[str, objec
 
     said = {"key": "a", "size": 1, "digest": "x", "blocks": 1, "inodes": 3, "fetched": 1.0, "validators": {}}
     (folder / "meta").write_text(json.dumps(said))
-    assert disk.read_meta(str(folder / "meta")) is not None
+    assert files.read_meta(str(folder / "meta")) is not None
     (folder / "meta").write_text(json.dumps({**said, **wrong}))
-    assert disk.read_meta(str(folder / "meta")) is None
+    assert files.read_meta(str(folder / "meta")) is None
 
 
 # --- health --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from cachedaemon.errors import NoSpace
 from cachedaemon.model import Ref
-from cachedaemon.store.disk import read_meta
+from cachedaemon.store.files import read_meta
 from tests.fakes import disk as outside
 from tests.unit.store_kit import Disk, Killed, faulty, opened, publish, whole
 

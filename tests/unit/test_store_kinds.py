@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cachedaemon.store.disk import read_meta
+from cachedaemon.store.files import read_meta
 from tests.unit.store_kit import opened, publish
 
 KINDS: dict[str, Callable[[Path], None]] = {"fifo": os.mkfifo, "folder": os.mkdir}
