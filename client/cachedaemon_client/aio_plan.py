@@ -48,14 +48,11 @@ class Plan(Order):
 
     async def end(self, *, tell: bool) -> bool:
         """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
-        if self.inert or not self._cache.forget(self):
-            return tell
-        self._let_go()
-        try:
-            if tell:
+        if self._leave() and tell:
+            try:
                 await self._cache.call("DELETE", self._target, wait=0.0)
-        except CacheError as cause:
-            return not isinstance(cause, DaemonUnavailable)
+            except CacheError as cause:
+                return not isinstance(cause, DaemonUnavailable)
         return tell
 
     async def _start(self) -> Self:

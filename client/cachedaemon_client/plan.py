@@ -104,9 +104,13 @@ class Order:
         finally:
             self._give_back(before)
 
-    def _let_go(self) -> None:
+    def _leave(self) -> bool:
+        """Let its file go. False when it had ended before, or is another process's: nobody is to be told of its end then."""
+        if self.inert or not self._local.forget(self):
+            return False
         descriptor, self._descriptor = self._descriptor, -1
         self._give_back(descriptor)
+        return True
 
     def _give_back(self, descriptor: int) -> None:
         if descriptor >= 0 and not self.inert:
@@ -168,10 +172,9 @@ class Plan(Order):
 
     def end(self, *, tell: bool, deadline: float = float("inf")) -> bool:
         """End the plan; whether the daemon can be told. Untold, too, it ends a plan whose file is free."""
-        if self.inert or not self._cache.forget(self):
-            return tell
-        self._let_go()
-        return tell and self._cache.tell("DELETE", self._target, min(TELL, deadline - time.monotonic()))
+        if self._leave() and tell:
+            return self._cache.tell("DELETE", self._target, min(TELL, deadline - time.monotonic()))
+        return tell
 
     def __enter__(self) -> Self:
         """The plan itself; it ends with the block."""
