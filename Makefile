@@ -6,8 +6,10 @@ ARGS ?=
 export PYTHON
 
 PYTEST = scripts/with-tools .venv/bin/pytest
+# A worker that crashed is not replaced: the scheduler would wait for ever for what that one had still to run.
+BESIDE = -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
-.PHONY: run test slow again check format reference torch frames rivals install-systemd uninstall-systemd clean
+.PHONY: run test slow slow-beside slow-alone again check format reference torch frames rivals install-systemd uninstall-systemd clean
 
 run:
 	@scripts/install
@@ -16,12 +18,18 @@ run:
 test:
 	@scripts/install dev
 	@scripts/tools
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+	@$(PYTEST) $(BESIDE) -m "not slow" $(ARGS)
 
-slow:
+slow: slow-beside slow-alone
+
+slow-beside:
 	@scripts/install dev
 	@scripts/tools
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not alone" --timeout 900 $(ARGS)
+	@$(PYTEST) $(BESIDE) -m "slow and not alone" --timeout 900 $(ARGS)
+
+slow-alone:
+	@scripts/install dev
+	@scripts/tools
 	@$(PYTEST) -m alone --timeout 900 $(ARGS)
 
 again:

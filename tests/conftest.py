@@ -81,6 +81,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root")
 
 
+# --- crashes -----------------------------------------------------------------------------------------------------
+
+CRASHED = PROJECT / ".pytest_cache/crashed"
+"""Here after a run in which a process of the tests crashed or hung: what it had still to run was not run."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        CRASHED.unlink(missing_ok=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    CRASHED.parent.mkdir(exist_ok=True)
+    CRASHED.write_text(crashitem)
+
+
 # --- event loops -------------------------------------------------------------------------------------------------
 
 

@@ -106,7 +106,7 @@ def test_pandas(daemon: Daemon, origin: Origin) -> None:
         reader.tell()
         assert reader.line() == [ROWS - 100, [ROWS, 2]]
         assert reader.line() == [ROWS, 1]
-        assert leased(daemon) == []
+        until(lambda: not leased(daemon), 10, "pandas's threads to drop what they read")
     assert transfers(origin) == {"0.csv": 1, "0.parquet": 1}
 
 

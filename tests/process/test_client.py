@@ -117,16 +117,18 @@ def test_readers_go_on_through_restarts(daemon: Daemon, cache: ShardCache) -> No
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for number in range(4):
+    try:
+        for number in range(4):
+            before = opened[0]
+            until(lambda before=before: opened[0] > before + 50 or failures, 30)
+            daemon.kill9() if number % 2 else daemon.stop()
+            daemon.start()
         before = opened[0]
-        until(lambda before=before: opened[0] > before + 50 or failures, 30)
-        daemon.kill9() if number % 2 else daemon.stop()
-        daemon.start()
-    before = opened[0]
-    until(lambda: opened[0] > before + 50 or failures, 30)
-    stop.set()
-    for thread in threads:
-        thread.join()
+        until(lambda: opened[0] > before + 50 or failures, 30)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert not failures
 
 
