@@ -293,7 +293,7 @@ class Ledger:
     def _nothing_goes(self, flight: Flight, short: Short, disk: Disk, *, own: bool) -> Verdict:
         if flight.ahead and not flight.demand:
             return Displaces()  # its plan decides anew what comes next
-        if own and not self._could_go_later(flight, short):
+        if own and not flight.demand and not self._could_go_later(flight, short):
             return Displaces()
         flying = len(self._reservations) - flight.slot
         if not self._here and not flying and short.shards <= 0:

@@ -67,6 +67,19 @@ def test_takes_the_least_recently_used() -> None:
     assert keys(verdict) == ["old1"]
 
 
+def test_a_demand_waits_where_a_prefetch_would_displace_its_own() -> None:
+    """What is here is fetched ahead and asked for, or an earlier version that a reader holds: all of it may go later."""
+    ledger = filled(2, caps(size=2 * MB))
+    asked, held = ledger.entries()
+    ledger.announce(asked, 1.0, "plan p")
+    ledger.protected = {"plan p"}
+    ask(ledger, asked.ref.key)
+    ledger.supersede(held)
+    assert keys(ledger.reserve(ask(ledger, "a"), Need(MB), ROOMY)) == [held.ref.key]
+    ledger.put_back(held, busy=True)
+    assert ledger.reserve(ask(ledger, "new"), Need(2 * MB), ROOMY) == NotNow(1, 0)
+
+
 def test_a_shard_that_is_asked_for_stays_unless_another_version_replaces_it() -> None:
     ledger = filled(1, caps(1))
     asker, new = ask(ledger, "old0"), ask(ledger, "new")
