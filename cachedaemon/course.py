@@ -56,12 +56,3 @@ class Course:
         """Uses that are to come, with their indices."""
         for index in range(self.position, len(self.keys)):
             yield index, self.keys[index]
-
-    def among(self, keys: set[str]) -> int:
-        """How many of these keys are still to be used. In one step, since the consumer may move on in another thread."""
-        return len(self._next.keys() & keys)
-
-    @property
-    def wanted(self) -> int:
-        """How many different keys are still to be used."""
-        return len(self._next)

@@ -22,7 +22,6 @@ def test_wherever_the_consumer_goes(keys: list[str], places: list[int], start: i
         after = {key: course.next_use(key) for key in "abcde"}
         assert after == {key: next_use(keys, key, course.position) for key in "abcde"}
         assert {key for key in "abcde" if before[key] != after[key]} <= set(moved)
-        assert course.wanted == len(set(keys[course.position :]))
         assert list(course.ahead()) == list(enumerate(keys))[course.position :]
     for index, key in enumerate(keys):
         assert course.again(index) == next_use(keys, key, index + 1)
@@ -31,15 +30,3 @@ def test_wherever_the_consumer_goes(keys: list[str], places: list[int], start: i
 def test_the_same_order_is_known_as_such() -> None:
     assert Course(["a", "b"], 1).order == Course(["a", "b"]).order
     assert Course(["a", "b"]).order != Course(["b", "a"]).order
-
-
-def test_it_may_move_while_it_is_counted_in_a_thread() -> None:
-    """The choice of what to fetch ahead reads it there; any look-up may let the loop have its turn."""
-    course = Course([str(number) for number in range(10)])
-
-    class Interrupted(set[str]):
-        def __contains__(self, key: object) -> bool:
-            course.move(course.position + 1)
-            return super().__contains__(key)
-
-    assert course.among(Interrupted(str(number) for number in range(5, 30))) == 5
