@@ -77,8 +77,10 @@ class Ahead:
                 await asyncio.wait(tasks)
 
     async def _stirred(self) -> None:
+        """Until plans came, went or moved, or a while later: a transfer that has come whole makes way for the next one."""
+        pause = LOOK if self._under_way else OFTEN
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OFTEN if len(self._plans) else None):
+            async with asyncio.timeout(pause if len(self._plans) else None):
                 await self._files.stirred.wait()
         self._files.stirred.clear()
 

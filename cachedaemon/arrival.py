@@ -50,7 +50,7 @@ class Arrival:
     async def needs(self, source: Source) -> AsyncGenerator[Need, None]:
         """Do what the source's settings say. Raises `BadArchive`, naming the shard."""
         ref, kind = self._flight.ref, kind_of(self._flight.ref.key)
-        if kind is None or source.archives == "opaque" or (source.archives == "index" and not is_indexed(ref.key)):
+        if kind is None or not is_looked_into(ref.key, source):
             self.result = Arrived(await self._store.seal(self._staged), self._staged.size, self._staged.digest)
             return
         with self._metrics.unpack.labels(ref.source).time(), _naming(ref):
@@ -81,6 +81,11 @@ class Arrival:
         await self._store.drop_packed(self._staged)
         sealed = await self._store.seal_folder(folder, result.blocks)
         self.result = Arrived(sealed, result.size, result.digest, INODES + result.members)
+
+
+def is_looked_into(key: str, source: Source) -> bool:
+    """Whether a shard of a source is an archive that a worker checks or unpacks."""
+    return is_indexed(key) if source.archives == "index" else source.archives == "unpack" and kind_of(key) is not None
 
 
 def is_indexed(key: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cachedaemon.archives.workers import Workers
-from cachedaemon.arrival import Arrival
+from cachedaemon.arrival import Arrival, is_looked_into
 from cachedaemon.background import Background
 from cachedaemon.entries import Flight
 from cachedaemon.errors import (
@@ -249,6 +249,8 @@ class Cache:
                         if stream is None:
                             promises = await self.publication.still(flight, source)
                             continue
+                        if is_looked_into(ref.key, source.settings):
+                            self._workers.expect()
                         stage = partial(till_the_end.enter_async_context, self._staging(ref.source))
                         landing = Landing(self._store, stage, flight, self._metrics, self.ledger.caps.max_bytes)
                         async with contextlib.aclosing(landing.needs(stream, turn, self.retries)) as needs:

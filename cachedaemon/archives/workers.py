@@ -20,7 +20,7 @@ from cachedaemon.archives import Kind
 from cachedaemon.archives.answers import Unpacked, cause_of_death, count, members, need, refusal, unpacked
 from cachedaemon.archives.process import Died, Lied, Worker, to_its_end
 from cachedaemon.archives.tree import Modes
-from cachedaemon.errors import BadArchive, Stopping
+from cachedaemon.errors import BadArchive, CacheDaemonError, Stopping
 from cachedaemon.model import Need, Stamp
 
 __all__ = ["Limits", "Modes", "Unpacked", "Unpacking", "Workers"]
@@ -47,9 +47,12 @@ class Workers:
 
     def __init__(self, *, limits: Limits, most: int) -> None:
         self.limits = limits
+        self._most = most
         self._free = asyncio.Semaphore(most)
         self._warm: list[Worker] = []
         self._busy: set[Worker] = set()
+        self._starting: asyncio.Task[None] | None = None
+        """A worker that nobody has asked for yet."""
         self._closed = False
 
     async def index(self, kind: Kind, archive: Path, table: Path, stamp: Stamp, *, verify: bool) -> int:
@@ -76,9 +79,25 @@ class Workers:
         bounds = [self.limits.members, self.limits.bytes]
         return {"job": job, "kind": kind, "archive": str(archive), "bounds": bounds}
 
+    def expect(self) -> None:
+        """An archive is on its way: where no worker waits for it, one starts meanwhile."""
+        waits = self._starting or any(worker.alive for worker in self._warm)
+        if not (self._closed or waits) and len(self._busy) < self._most:
+            self._starting = asyncio.create_task(self._start_early(), name="a worker for archives")
+
+    async def _start_early(self) -> None:
+        try:
+            self._warm.append(await self._start())
+        except CacheDaemonError:
+            pass  # whoever needs one is told why there is none
+        finally:
+            self._starting = None
+
     async def close(self) -> None:
         """End all workers; calls under way raise Stopping."""
         self._closed = True
+        if self._starting:
+            await to_its_end(self._starting)
         ending, self._warm = [*self._warm, *self._busy], []
         await to_its_end(asyncio.gather(*(worker.end() for worker in ending)))
 
@@ -93,6 +112,8 @@ class Workers:
 
     async def take(self) -> Worker:
         """A warm worker, or a new one; whoever takes it gives it back or drops it."""
+        if self._starting:
+            await asyncio.wait([self._starting])
         while self._warm and not self._closed:
             worker = self._warm.pop()
             if worker.alive:
@@ -101,8 +122,12 @@ class Workers:
             await self.drop(worker)
         if self._closed:
             raise Stopping("the daemon is stopping")
-        worker = await Worker.start(_MEMORY + _MEMORY_EACH * self.limits.members)
+        worker = await self._start()
         self._busy.add(worker)
+        return worker
+
+    async def _start(self) -> Worker:
+        worker = await Worker.start(_MEMORY + _MEMORY_EACH * self.limits.members)
         if self.closed:  # while it was starting
             await self.drop(worker)
             raise Stopping("the daemon is stopping")

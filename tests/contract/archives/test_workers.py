@@ -113,6 +113,31 @@ async def test_one_worker_serves_job_after_job(workers: Workers, archive: Path, 
 
 
 @pytest.mark.asyncio
+async def test_a_worker_starts_while_its_archive_comes(workers: Workers, archive: Path, tmp_path: Path) -> None:
+    """However many are expected, one waits at the most; and whoever asks while it starts gets that one."""
+    for number in range(2):
+        for _ in range(5):
+            workers.expect()
+        assert await workers.index("zip", archive, tmp_path / f"t{number}", stamp(archive), verify=True) == len(MEMBERS)
+        (one,) = children()
+    os.kill(one, signal.SIGKILL)
+    await until(lambda: not workers._warm[0].alive)
+    workers.expect()
+    await until(lambda: len(children()) == 1)
+    workers.expect()
+    await workers.close()
+    workers.expect()
+    assert children() == set()
+
+
+@pytest.mark.asyncio
+async def test_who_closes_waits_for_a_worker_that_starts(workers: Workers) -> None:
+    workers.expect()
+    await workers.close()
+    assert children() == set()
+
+
+@pytest.mark.asyncio
 async def test_no_more_workers_than_allowed(workers: Workers, archive: Path, tmp_path: Path) -> None:
     jobs = [unpack(workers, archive, tmp_path / f"f{number}") for number in range(6)]
     most = 0
