@@ -1,12 +1,13 @@
 """Figure 14: a cold epoch through a torch DataLoader, from an origin that is slow to answer and limited per connection.
 
-    python bench/dataloader.py [--shards 120] [--members 100] [--size 20000] [--workers 12] [--cap 20] [--rounds 3]
+    python bench/dataloader.py [--shards 480] [--members 100] [--size 20000] [--workers 12] [--cap 20] [--rounds 3]
 
 The origin answers after 50 ms, gives a connection 4 MB/s and all together 40 MB/s. Its ceiling is what as many connections
 as the daemon may open get when they do nothing but drain whole shards. Sides, each with the same DataLoader, seeds and
 order: the client's `ShardDataset`, whose workers read each shard together, over a cold daemon; the same with whole shards of its
 own for each worker; whole shards, fetched into memory by each worker as it needs them; and one Range request per sample at a known
-offset, over connections that stay open (on a part of the shards: it takes long).
+offset, over connections that stay open (on a part of the shards: it takes long). That torch starts its processes, a second or so, is
+part of every epoch: the shorter it is, the more that counts (`--shards 120`).
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def ceiling(origin: OriginProcess, data: Data) -> Epoch:
 def run() -> None:
     """All sides, in turns."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--shards", type=int, default=120)
+    options.add_argument("--shards", type=int, default=480)
     options.add_argument("--members", type=int, default=100)
     options.add_argument("--size", type=int, default=20_000)
     options.add_argument("--workers", type=int, default=12)

@@ -126,11 +126,9 @@ class Ahead:
 
     def _scene(self) -> Scene:
         ledger = self._cache.ledger
-        here = ledger.refs()
-        here.update(ledger.flights)
         unread = {entry.ref: str(entry.unread_of) for entry in ledger.unread() if entry.unread_of in ledger.protected}
         unread |= {ref: plan.tag for ref, (_, plan) in self._under_way.items()}
-        return Scene(here, ledger.fits(), self.fetch, unread)
+        return Scene(ledger.present(), ledger.fits(), self.fetch, unread)
 
     def _begin(self, one: Wanted) -> None:
         task = asyncio.create_task(self._bring(one), name=f"ahead {one.ref}")

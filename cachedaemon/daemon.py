@@ -189,8 +189,9 @@ class Daemon:
             raise
 
     async def _open_cache(self) -> None:
-        with garbage.no_collection():
+        with garbage.paused():
             await self._admit_what_is_there()
+            garbage.keep()
 
     async def _admit_what_is_there(self) -> None:
         opened = await self.store.open([source.mark for source in self.sources.all()])

@@ -115,7 +115,7 @@ class _Game:
 
     def __init__(self, plans: Sequence[Plan], scene: Scene, wanting: Wanting) -> None:
         """What is open cannot go: the game has so many places and shards less, those that are used last."""
-        opened = len({ref for plan in plans for ref in _opened(plan)}.intersection(scene.here))
+        opened = sum(ref in scene.here for ref in {ref for plan in plans for ref in _opened(plan)})
         self._cap = scene.cap - opened
         self._wanting = wanting
         self._numbers = {plan.id: number for number, plan in enumerate(plans)}
@@ -129,8 +129,8 @@ class _Game:
         self._content: dict[Ref, float] = {}
         self._heap: list[tuple[float, bool, Ref]] = []
         """What goes first. Of those that nobody uses again, the ones that are free now: they are places for the next misses."""
-        self._untouched = set(scene.here)
-        """Residents of now which were not used in the game."""
+        self._used: set[Ref] = set()
+        """What was used in the game; the others of its content are residents of now."""
         for ref in scene.here:
             due = self._content[ref] = self._next_use(ref)
             heapq.heappush(self._heap, (-due, False, ref))  # at once, it would keep the interpreter from the loop
@@ -167,7 +167,7 @@ class _Game:
         self._later[number][ref.key] = plan.course.again(index)
         is_miss = ref not in self._content
         finds_place = is_miss and self._make_room()
-        self._untouched.discard(ref)
+        self._used.add(ref)
         self._keep(ref)
         return Wanted(ref, due, plan), is_miss, finds_place
 
@@ -175,7 +175,7 @@ class _Game:
         """Whether a miss goes where there is a place now: free, or of a victim that is here and is not used before."""
         if len(self._content) < self._cap:
             return True
-        return any(ref in self._untouched for ref in self._drop(self._cap - 1))
+        return any(ref not in self._used for ref in self._drop(self._cap - 1))
 
     def _drop(self, most: int) -> list[Ref]:
         """Drop what is used last until so many shards are left at the most."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from dataclasses import replace
 
 from cachedaemon.candidates import Candidates
@@ -86,9 +86,13 @@ class Ledger:
         """All shards, in no order."""
         return iter(self._ready.values())
 
-    def refs(self) -> set[Ref]:
-        """What is here. As cheap as it can be: the loop stands still meanwhile."""
-        return set(self._ready)
+    def refs(self) -> KeysView[Ref]:
+        """What is here now. As cheap as it can be: the loop stands still meanwhile."""
+        return self._ready.copy().keys()
+
+    def present(self) -> KeysView[Ref]:
+        """What is here now, or on its way."""
+        return (self._ready | self.flights).keys()
 
     def unread(self) -> list[Entry]:
         """Of these, what was brought ahead and not used yet."""

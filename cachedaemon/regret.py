@@ -24,7 +24,7 @@ def least(uses: Sequence[Ref], cap: int, here: AbstractSet[Ref]) -> list[Ref]:
     It takes long for many uses: in a thread. Of `here` only those count that are used; others make way at once.
     """
     again, first = _next_uses(uses)
-    content: dict[Ref, float] = {ref: first[ref] for ref in first.keys() & here}
+    content: dict[Ref, float] = {ref: index for ref, index in first.items() if ref in here}
     heap = [(-due, ref) for ref, due in content.items()]
     heapq.heapify(heap)
     brought: list[Ref] = []

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from cachedaemon import garbage
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
@@ -85,7 +86,8 @@ class Regrets:
     ) -> None:
         cap = self._ledger.fits()
         async with self._turn:
-            fewest = await asyncio.to_thread(_least_bytes, source, uses, cap, begin.here, sizes)
+            with garbage.paused():
+                fewest = await asyncio.to_thread(_least_bytes, source, uses, cap, begin.here, sizes)
         self._account.add(source, received, fewest)
 
     async def reckoned(self) -> None:
