@@ -8,6 +8,7 @@ import fcntl
 import math
 import os
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from cachedaemon.errors import NoSpace
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
 from cachedaemon.model import Ref
-from cachedaemon.planfiles import PlanFiles
+from cachedaemon.planfiles import AT_ONCE, PlanFiles
 from cachedaemon.plans import Plan, Plans
 from cachedaemon.regrets import Regrets
 from cachedaemon.upkeep import LOOK_AT_PLANS
@@ -122,3 +123,28 @@ async def test_a_link_in_the_place_of_a_plans_file_is_nobodys_hold(folder: Path)
         await files.look()
         assert not len(plans)
         await agree(plans, folder)
+
+
+async def test_many_that_are_used_at_another_time_are_told_some_at_a_time(folder: Path) -> None:
+    """A consumer that jumps far ahead, and a long plan that comes or ends, leave others their turns."""
+    told: list[int] = []
+
+    class Listening(Ledger):
+        def replanned(self, moved: Iterable[Ref]) -> None:
+            told.append(len(some := list(moved)))
+            super().replanned(some)
+
+    async with opened(folder) as (store, _):
+        plans = Plans()
+        files = PlanFiles(plans, store, ledger := Listening(caps()), Regrets(ledger, Metrics("test")))
+        for change in (
+            lambda: files.put(plan("a", keys=3 * AT_ONCE)),
+            lambda: asyncio.sleep(0, files.move("a", 3 * AT_ONCE - 1)),
+            lambda: asyncio.sleep(0, files.move("a", 0)),
+            lambda: files.end("a"),
+        ):
+            told.clear()
+            await change()
+            await files.settle()
+            assert sum(told) >= 3 * AT_ONCE - 1
+            assert max(told) <= AT_ONCE

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachedaemon.entries import Place
-from cachedaemon.policy import Order
+from cachedaemon.policy import PATIENCE, Order
 
 
 @dataclass(eq=False)
@@ -79,6 +80,25 @@ def test_a_turn_that_comes_nearer_is_told() -> None:
     assert [one.number for one in order.first_to_go()] == [1, 4, 3, 2]
     due[1] = 1.0
     assert [one.number for one in order.first_to_go()] == [4, 3, 2, 1]
+
+
+def test_a_victim_is_found_soon_though_all_places_are_out_of_date() -> None:
+    """Plans that come and are reckoned anew move thousands at once; whoever needs room does not wait until all are put right."""
+    looked = [0]
+
+    def next_use(one: Thing) -> float:
+        looked[0] += 1
+        return 1.0 if len(things) > 4 * PATIENCE else math.inf
+
+    things: list[Thing] = []
+    order: Order[Thing] = Order(next_use)
+    for number in range(4 * PATIENCE + 1):
+        order.add(one := Thing(number, float(number)))
+        things.append(one)
+    looked[0] = 0
+    assert next(order.first_to_go()).number == PATIENCE
+    assert looked[0] <= PATIENCE
+    assert {one.number for one in order.first_to_go()} == set(range(len(things)))
 
 
 def test_what_has_left_does_not_gather() -> None:
