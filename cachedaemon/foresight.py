@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -84,12 +85,22 @@ def _at_no_cost(plans: Sequence[Plan], scene: Scene, most: int, wanting: Wanting
 
 
 def _urgent(plans: Sequence[Plan], scene: Scene) -> list[Wanted]:
-    """What is missing of the uses that come before a transfer would have ended, and half as much time again."""
+    """What is missing of the uses that come before a transfer would have ended, and half as much time again.
+
+    Of what may be fetched so, each user has an equal part, and then what others leave, or one that is quick would take all.
+    """
     most = max(1, int(OF_CAP * scene.cap))
     coming: dict[Ref, Wanted] = {}
     for one in sorted((one for plan in plans for one in _soon(plan, scene, most)), key=lambda one: one.due):
         coming.setdefault(one.ref, one)
-    return [one for one in islice(coming.values(), most) if one.ref not in scene.here]
+    part = max(1, most // max(1, len({plan.user for plan in plans})))
+    had: Counter[int] = Counter()
+    first: list[Wanted] = []
+    then: list[Wanted] = []
+    for one in coming.values():
+        had[one.plan.user] += 1
+        (first if had[one.plan.user] <= part else then).append(one)
+    return [one for one in islice((*first, *then), most) if one.ref not in scene.here]
 
 
 def _soon(plan: Plan, scene: Scene, most: int) -> Iterator[Wanted]:

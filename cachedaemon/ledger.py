@@ -86,12 +86,12 @@ class Ledger:
         """All shards, in no order."""
         return iter(self._ready.values())
 
-    def refs(self) -> KeysView[Ref]:
-        """What is here now. As cheap as it can be: the loop stands still meanwhile."""
-        return self._ready.copy().keys()
+    def refs(self) -> frozenset[Ref]:
+        """What is here now, to be kept for long."""
+        return frozenset(self._ready)
 
     def present(self) -> KeysView[Ref]:
-        """What is here now, or on its way."""
+        """What is here now, or on its way. As cheap as it can be, since the loop stands still meanwhile; not to be kept."""
         return (self._ready | self.flights).keys()
 
     def unread(self) -> list[Entry]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
 from collections.abc import Iterator
 
 from cachedaemon.errors import Forbidden, NoSpace
@@ -15,8 +14,10 @@ from cachedaemon.plans import Plan, Plans
 from cachedaemon.regrets import Regrets
 from cachedaemon.store import Store
 
-AT_ONCE = 200
-"""Shards whose place in the order is looked up between two turns of others."""
+AT_ONCE, TURNS = 200, 50
+"""Shards whose place in the order is looked up between two turns of others, and such turns before ahead is looked again."""
+ALIKE = 1.5
+"""Rates of use that differ by less are alike."""
 
 
 class PlanFiles:
@@ -27,8 +28,8 @@ class PlanFiles:
         self._regrets = regrets
         self._store = store
         self._ledger = ledger
-        self._to_tell: deque[Iterator[Ref]] = deque()
-        """Shards whose next use is another one, which the ledger was not told yet."""
+        self._to_tell: dict[object, Iterator[Ref]] = {}
+        """Shards whose next use is another one, which the ledger was not told yet; of those that follow one order, once."""
         self.stirred = asyncio.Event()
         """Set when plans came, went or moved: what to fetch ahead may be something else now."""
         self._step = asyncio.Lock()
@@ -57,42 +58,60 @@ class PlanFiles:
         self.stirred.set()
 
     def _retell(self, plan: Plan) -> None:
-        """What a plan wants, or still wanted, is used at another time than was known.
+        """What a plan wants, or still wanted, is used at another time than was known; so is what others of its order want.
 
         Of a new one the order of eviction would find that out by itself, but all at once, with the first victim.
         """
-        source = plan.source
-        self._to_tell.append(Ref(source, key) for _, key in plan.course.ahead())
+        slowest, source = min((plan, *self._plans.team(plan)), key=lambda one: one.position), plan.source
+        order = (source, plan.course.order)
+        self._to_tell.pop(order, None)
+        self._to_tell[order] = (Ref(source, key) for _, key in slowest.course.ahead())
 
     async def settle(self) -> None:
-        """Index new plans, and tell the ledger of next uses that have changed, some at a time: others have their turn between."""
+        """Index new plans, and tell the ledger of next uses that have changed, some at a time: others have their turn between.
+
+        Many at the most: more may come all the time, and what is told late costs little.
+        """
         for _ in self._plans.index():
             await asyncio.sleep(0)
-        while self._to_tell:
-            some = list(itertools.islice(self._to_tell[0], AT_ONCE))
-            if not some:
-                self._to_tell.popleft()
-            self._ledger.replanned(some)
+        for _ in range(TURNS):
+            if not self._to_tell:
+                return
+            self._tell_some()
             await asyncio.sleep(0)
+
+    def _tell_some(self) -> None:
+        order, walk = next(iter(self._to_tell.items()))
+        some = list(itertools.islice(walk, AT_ONCE))
+        if not some:
+            del self._to_tell[order]
+        self._ledger.replanned(some)
 
     def move(self, name: str, position: int | None) -> bool:
         """A plan was heard of, and perhaps moved; False when there is none."""
         plan, reckoned = self._plans.get(name), self._plans.reckoned
         if plan is None:
             return False
-        before = plan.position
+        before, gap = plan.position, plan.clock[2]
         moved = self._plans.move(plan, position, time.monotonic())
         if plan.position > before:
             self._regrets.use(moved)
         self._ledger.replanned(moved[:AT_ONCE])
         if len(moved) > AT_ONCE:
-            self._to_tell.append(iter(moved[AT_ONCE:]))
-        if reckoned != self._plans.reckoned and len(self._plans) > 1:
-            self._retell(min(self._plans.team(plan), key=lambda one: one.position))
+            self._to_tell[object()] = iter(moved[AT_ONCE:])
+        if reckoned != self._plans.reckoned and self._counts(plan, plan.clock[2] / gap):
+            self._retell(plan)
         if plan.idle and moved:
             self.note_idle()
         self.stirred.set()
         return True
+
+    def _counts(self, plan: Plan, slower: float) -> bool:
+        """Whether a new reckoning changes what is used before what.
+
+        Of plans of one order, without others, it hardly does, as long as times of before may stand beside those of now.
+        """
+        return len(self._plans) > len(self._plans.team(plan)) or not 1 / ALIKE < slower < ALIKE
 
     def note_idle(self) -> None:
         """Plans without progress for long count no more, until they move."""

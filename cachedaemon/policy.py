@@ -73,7 +73,7 @@ class Order(Generic[T]):
             if patience:
                 self.moved(one)
             if one.place <= before:
-                last = one.place
+                last = max(last, one.place)  # one that stands further back now is met this once
                 yield one
             else:
                 patience -= 1

@@ -90,7 +90,10 @@ class Publication:
     async def _again(self, flight: Flight, source: Configured, entry: Entry) -> list[Promise] | None:
         """A version that was published before is in force (again); None when it is not what it was."""
         held = await self._shelf.hold(source, entry)
-        if held is None or not self._ledger.has(entry):
+        if held is None:
+            return None
+        if not self._ledger.has(entry):  # it was chosen to go meanwhile: our own lock must not keep it
+            self._background.begin(self._store.let_go(held))
             return None
         if entry.past:
             self._ledger.revive(entry, time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ from cachedaemon.cache import CHECK, Cache
 from cachedaemon.entries import Entry
 from cachedaemon.errors import SHORT, CacheDaemonError, NoSpace
 from cachedaemon.model import Ref
-from cachedaemon.planfiles import PlanFiles
+from cachedaemon.planfiles import AT_ONCE, PlanFiles
 from cachedaemon.plans import Plans
 from cachedaemon.store import Found, Known, Opened, Store
 from cachedaemon.store.disk import disk_error
@@ -95,8 +96,12 @@ class Upkeep:
             await asyncio.sleep(SLOW_RETRY)
 
     async def note_uses(self) -> None:
-        """Write the last uses that gathered to the disk, so that a restart keeps the order."""
+        """Tell the order of eviction of the last uses that gathered, and write them to the disk, so that a restart keeps it."""
         used, self._cache.shelf.used = self._cache.shelf.used, {}
+        refs = iter(used)
+        while some := list(itertools.islice(refs, AT_ONCE)):
+            self._cache.ledger.replanned(some)
+            await asyncio.sleep(0)
         offset = time.time() - time.monotonic()
         if used:
             uses = [(ref, entry.name, entry.used + offset) for ref, entry in used.items() if not entry.past]

@@ -47,7 +47,6 @@ class Workers:
 
     def __init__(self, *, limits: Limits, most: int) -> None:
         self.limits = limits
-        self._most = most
         self._free = asyncio.Semaphore(most)
         self._warm: list[Worker] = []
         self._busy: set[Worker] = set()
@@ -82,11 +81,14 @@ class Workers:
     def expect(self) -> None:
         """An archive is on its way: where no worker waits for it, one starts meanwhile."""
         waits = self._starting or any(worker.alive for worker in self._warm)
-        if not (self._closed or waits) and len(self._busy) < self._most:
+        if not (self._closed or waits or self._free.locked()):
             self._starting = asyncio.create_task(self._start_early(), name="a worker for archives")
 
     async def _start_early(self) -> None:
+        gone, self._warm = self._warm, []
         try:
+            for worker in gone:
+                await self.drop(worker)
             self._warm.append(await self._start())
         except CacheDaemonError:
             pass  # whoever needs one is told why there is none
@@ -112,7 +114,7 @@ class Workers:
 
     async def take(self) -> Worker:
         """A warm worker, or a new one; whoever takes it gives it back or drops it."""
-        if self._starting:
+        if self._starting and not self._warm:
             await asyncio.wait([self._starting])
         while self._warm and not self._closed:
             worker = self._warm.pop()

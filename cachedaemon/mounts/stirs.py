@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from threading import Event
 
 from watchdog.events import (
@@ -24,6 +25,9 @@ _WANTED: list[type[FileSystemEvent]] = [
     DirMovedEvent,
 ]
 """Who only reads the folder stirs nothing."""
+
+# It tells of a folder that it meets twice, as it comes and as it looks through the one above: nothing is wrong then.
+warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning, module=r"watchdog\.")
 
 
 class _Handler(FileSystemEventHandler):

@@ -171,6 +171,19 @@ def test_two_users_share_the_room(later: bool) -> None:  # noqa: FBT001 - a case
     assert other.stood < 0.05 * 200
 
 
+def test_a_quick_user_leaves_another_its_part_of_what_is_urgent() -> None:
+    """One uses ten shards a second and one a single one, and a transfer takes four seconds: both are fetched for in time."""
+    quick = Plan("quick", "s", Course([f"a{number}" for number in range(1000)], 100), 1, 0.0, user=1)
+    slow = Plan("slow", "s", Course([f"b{number}" for number in range(1000)], 100), 1, 0.0, user=2)
+    quick.clock, slow.clock = (0.0, 100, 0.1), (0.0, 100, 1.0)
+    unread = {Ref("s", f"a{number}"): quick.tag for number in range(100, 105)}
+    later = {Ref("s", f"b{number}") for number in range(500, 515)}
+    chosen = choose([quick, slow], Scene({*unread, *later}, 20, 4.0, unread), 32)
+    assert [one.ref.key for one in chosen if one.plan is slow][:5] == [f"b{number}" for number in range(100, 105)]
+    alone = choose([quick], Scene({*unread, *later}, 20, 4.0, unread), 32)
+    assert len(alone) >= 5, "what others leave is had"
+
+
 def test_what_stops_has_nothing_fetched() -> None:
     node = Node(20, fetch=0.5)
     node.add(shuffled(60, 2), stops=10)

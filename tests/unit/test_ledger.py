@@ -80,6 +80,22 @@ def test_a_demand_waits_where_a_prefetch_would_displace_its_own() -> None:
     assert ledger.reserve(ask(ledger, "new"), Need(2 * MB), ROOMY) == NotNow(1, 0)
 
 
+def test_turns_that_came_nearer_untold_take_no_shard_twice() -> None:
+    """A plan has ended, and the order was not told yet: what only that one wanted goes first, the unread ones last."""
+    due = {"u": 9.0, "v": 1.0, "x": 5.0}
+    ledger = Ledger(caps(size=3 * MB), lambda ref: due.get(ref.key, math.inf))
+    for number, key in enumerate("uvx"):
+        ledger.add(entry(key, float(number)))
+    u, v, _ = ledger.entries()
+    for unread in (u, v):
+        ledger.announce(unread, unread.used, "plan p")
+    ledger.protected = {"plan p"}
+    del due["x"]
+    verdict = ledger.reserve(ask(ledger, "large"), Need(3 * MB), ROOMY)
+    assert sorted(keys(verdict)) == ["u", "v", "x"]
+    assert len(ledger) == 3
+
+
 def test_a_shard_that_is_asked_for_stays_unless_another_version_replaces_it() -> None:
     ledger = filled(1, caps(1))
     asker, new = ask(ledger, "old0"), ask(ledger, "new")

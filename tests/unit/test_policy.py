@@ -101,6 +101,17 @@ def test_a_victim_is_found_soon_though_all_places_are_out_of_date() -> None:
     assert {one.number for one in order.first_to_go()} == set(range(len(things)))
 
 
+def test_each_is_met_once_though_turns_come_nearer_untold() -> None:
+    """Whoever walks passes some over and goes on: one whose turn came nearer must not lead back to them."""
+    due = dict.fromkeys(range(40), 10.0)
+    order: Order[Thing] = Order(lambda one: due[one.number])
+    for number in due:
+        order.add(Thing(number, float(number)))
+    due |= {number: 50.0 + number for number in due if number % 3 == 0}
+    met = [one.number for one in order.first_to_go()]
+    assert sorted(met) == sorted(due)
+
+
 def test_what_has_left_does_not_gather() -> None:
     """Shards that come and go by name, never under pressure, leave no place behind."""
     order: Order[Thing] = Order()

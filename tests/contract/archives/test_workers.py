@@ -131,6 +131,27 @@ async def test_a_worker_starts_while_its_archive_comes(workers: Workers, archive
 
 
 @pytest.mark.asyncio
+async def test_expected_workers_are_no_more_than_allowed_and_do_not_gather(
+    workers: Workers, archive: Path, tmp_path: Path
+) -> None:
+    jobs = [
+        asyncio.create_task(workers.index("zip", archive, tmp_path / f"t{number}", stamp(archive), verify=True))
+        for number in range(2)
+    ]
+    while not all(job.done() for job in jobs):
+        workers.expect()
+        assert len(children()) <= 2
+        await asyncio.sleep(0.002)
+    for _ in range(3):
+        for worker in workers._warm:
+            os.kill(worker.pid, signal.SIGKILL)
+        await until(lambda: not any(worker.alive for worker in workers._warm))
+        workers.expect()
+        await until(lambda: any(worker.alive for worker in workers._warm))
+        assert len(workers._warm) == 1
+
+
+@pytest.mark.asyncio
 async def test_who_closes_waits_for_a_worker_that_starts(workers: Workers) -> None:
     workers.expect()
     await workers.close()
