@@ -133,7 +133,7 @@ def test_nothing_is_at_the_final_path_before_it_is_complete(origin: Origin, at: 
     """C-35: the path appears only whole, and after failures for good not at all."""
     gate = Gate(at)
     origin.put("a.bin", SIZE, gate=gate)
-    origin.put("b.bin", SIZE, cut_always=at)
+    origin.put("b.bin", SIZE, cut_always=at, ranges="no")  # or two halves would make a whole
     with Daemon({"s": origin.url}, fetch={"retries": 1}) as daemon, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(daemon.path, "s", "a.bin")
         assert gate.reached.wait(20)

@@ -132,7 +132,7 @@ def test_all_of_it_fits_and_is_live(daemon: Daemon, origin: Origin, columns: int
 def test_ctrl_c_ends_it_and_a_key_moves_no_cursor(daemon: Daemon, origin: Origin) -> None:
     gate = Gate(1)
     origin.put(NASTY, 1000, gate=gate)
-    with Terminal(daemon, 120, 40) as terminal:
+    with Terminal(daemon, 200, 40) as terminal:
         daemon.prefetch("other", [NASTY])
         terminal.shows("other/esc\\x1b[2J\\x1b]0;title\\x07[bold]\\n.bin")
         gate.open()

@@ -17,6 +17,9 @@ from cachedaemon.mounts.tree import Tree
 from cachedaemon.mounts.watched import Watched
 from tests.fakes.waiting import until
 
+# watchdog tells of a folder that it meets twice: as it comes, and as it looks through the one above.
+pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
+
 WALL = 1_000_000.0
 
 
