@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-from cachedaemon_client import trust
+from cachedaemon_client import process, trust
 from cachedaemon_client.connection import silent
 from cachedaemon_client.feed import PIECE, Told
 
@@ -21,6 +21,7 @@ class Feed(Told):
         super().__init__(path, target, source)
         self._coming: asyncio.Future[None] | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        process.forkables.add(self)
         try:
             trust.check(path)
             self._socket.connect(path)  # at once, or EAGAIN: a Unix socket's connect never goes on in the background
@@ -29,10 +30,15 @@ class Feed(Told):
             self.drop()
             raise
 
-    async def begin(self) -> None:
-        """The daemon's word that events will come. Raises OSError when the connection is lost, `CacheError` when it refuses."""
+    async def begin(self, seconds: float) -> None:
+        """The daemon's word that events will come, within so many seconds.
+
+        Raises OSError when it does not come or the connection is lost, `CacheError` when the daemon refuses.
+        """
+        until = time.monotonic() + seconds
         while not self._has_begun:
-            await self._receive(self._silent_at)
+            if not await self._receive(until):
+                raise silent(self._path)
 
     async def hear(self, seconds: float) -> list[dict[str, Any]]:
         """What has come within so many seconds, at least one event unless they pass. Raises OSError when the connection is lost.
@@ -76,8 +82,13 @@ class Feed(Told):
             _wake(self._coming)
         self.drop()
 
+    def forked(self) -> None:
+        """In a forked child: the connection is the parent's, and so is the loop that may be hearing it."""
+        self.drop()
+
     def drop(self) -> None:
-        """Close it in a forked child, or where no loop runs: nobody is told."""
+        """Close it where no loop runs: nobody is told."""
+        self._coming = None
         number = self._socket.detach()
         if number >= 0:
             os.close(number)

@@ -161,6 +161,11 @@ class Pause:
         """Seconds until the deadline, 0 when it has passed."""
         return max(0.0, self.deadline - time.monotonic())
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which a daemon that was asked now counts as silent: until the deadline, and some more."""
+        return self.left + min(SLACK_MOST, SLACK + self.left)
+
     def next(self) -> float:
         """Seconds to wait now."""
         span, self._span = self._span, min(0.5, self._span * 1.6)
@@ -190,7 +195,7 @@ class Tries:
     @property
     def seconds(self) -> float:
         """How long the next try may take."""
-        return self._pause.left + min(SLACK_MOST, SLACK + self._pause.left)
+        return self._pause.patience
 
     def failed(self, cause: Exception) -> float:
         """The daemon could not be asked: seconds until the next try. Raises `CacheError` when there is none."""

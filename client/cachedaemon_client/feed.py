@@ -15,6 +15,7 @@ from cachedaemon_client.wire import HEAD_LIMIT
 SILENCE = 60.0
 """Seconds without a sign of life after which the connection counts as lost; the daemon gives one every 15."""
 PIECE = 1 << 16
+NO_DAEMON = "what it says is no daemon's answer"
 
 
 class Told:
@@ -52,16 +53,19 @@ class Told:
             self._take_head()
 
     def _end(self) -> Exception:
-        if self._status >= 400:
+        if self._status < 400:
+            return ConnectionResetError("the daemon closed the connection")
+        try:
             return from_answer(self._status, json.loads(self._heard), self._source)
-        return ConnectionResetError("the daemon closed the connection")
+        except ValueError:
+            return ConnectionAbortedError(NO_DAEMON)
 
     def _take_head(self) -> None:
         head, found, rest = self._heard.partition(b"\r\n\r\n")
         if found:
-            self._status, self._heard = int(head.split(maxsplit=2)[1]), rest
+            self._status, self._heard = _status_of(head), rest
         elif len(head) > HEAD_LIMIT:
-            raise ConnectionAbortedError("what the daemon says is no HTTP")
+            raise ConnectionAbortedError(NO_DAEMON)
 
     def _taken(self) -> list[dict[str, Any]]:
         """Events that are complete: an empty line ends each, and comments are signs of life."""
@@ -75,20 +79,27 @@ class Told:
 class Feed(Told):
     """Such a connection."""
 
-    def __init__(self, path: str, target: str, source: str) -> None:
-        """Raises OSError when nobody is there, `CacheError` when the daemon refuses."""
+    def __init__(self, path: str, target: str, source: str, seconds: float = SILENCE) -> None:
+        """Raises OSError when nobody is there, or says so within so many seconds; `CacheError` when the daemon refuses."""
         super().__init__(path, target, source)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            self._socket.settimeout(SILENCE)
             trust.check(path)
-            self._socket.connect(path)
-            self._socket.sendall(self._request)
-            while not self._has_begun:
-                self._receive(SILENCE)
+            self._begin(time.monotonic() + min(seconds, SILENCE))
         except BaseException:
             self.close()
             raise
+
+    def _begin(self, until: float) -> None:
+        """The daemon's word that events will come, by then (monotonic seconds)."""
+        try:
+            self._socket.settimeout(max(0.001, until - time.monotonic()))
+            self._socket.connect(self._path)
+            self._socket.sendall(self._request)
+            while not self._has_begun:
+                self._receive(until - time.monotonic())
+        except TimeoutError:
+            raise silent(self._path) from None
 
     def _receive(self, seconds: float) -> None:
         self._socket.settimeout(max(0.001, seconds))
@@ -114,6 +125,17 @@ class Feed(Told):
     def close(self) -> None:
         """Hear no more."""
         self._socket.close()
+
+
+def _status_of(head: bytes) -> int:
+    """The status of an answer, which must be an error or the beginning of events."""
+    words = head.split(maxsplit=2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise ConnectionAbortedError(NO_DAEMON)
+    status = int(words[1])
+    if status < 400 and b"text/event-stream" not in head.lower():
+        raise ConnectionAbortedError(NO_DAEMON)
+    return status
 
 
 def _parsed(block: str) -> dict[str, Any] | None:

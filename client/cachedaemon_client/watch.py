@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from cachedaemon_client import process
 from cachedaemon_client.connection import Pause, unavailable
-from cachedaemon_client.errors import CacheError, OriginFailed, ShardMissing
+from cachedaemon_client.errors import CacheError, DaemonUnavailable, OriginFailed, ShardMissing
 from cachedaemon_client.feed import Feed
 
 if TYPE_CHECKING:
@@ -61,11 +61,14 @@ class Line:
         return list(islice(self._waiting, 1, 1 + AHEAD))
 
     def _pause(self, cause: Exception, pause: Pause) -> float:
-        """How long to wait before the daemon, which may be about to restart, is tried again; or raises what there is to say."""
+        """How long to wait before the daemon, which may be about to restart, is tried again; or raises what there is to say.
+
+        A socket that may not be used, or at which something else answers, is not waited for.
+        """
         if isinstance(cause, CacheError):
             if cause.code != "stopping" or pause.left <= 0:
                 raise cause
-        elif pause.left <= 0:
+        elif pause.left <= 0 or isinstance(cause, (PermissionError, ConnectionAbortedError)):
             raise unavailable(self._local.socket, cause, self._local.source) from None
         return pause.next()
 
@@ -114,28 +117,42 @@ class Watch(Line):
             self._hear(self._feed, min(left, TURN))
             self._lose_patience()
         self._fetch_ahead()
-        return self._waiting.popleft()
+        try:
+            return self._waiting.popleft()
+        except IndexError:  # closed meanwhile, by another thread or a signal's handler
+            raise StopIteration from None
 
     def _hear(self, feed: Feed, seconds: float) -> None:
         try:
             events = feed.hear(seconds)
         except OSError:
             feed.close()
-            self._feed = self._open()
+            if self._feed is feed:  # and not closed meanwhile
+                self._feed = self._open()
             return
         for event in events:
             self._take(event)
 
     def _fetch_ahead(self) -> None:
-        if (ahead := self._ahead()) and (self._job is None or self._job.refresh().state != "running"):
-            self._job = self._cache.prefetch(ahead)
+        """Have what waits fetched. Only a daemon that is away is an error already here."""
+        if not (ahead := self._ahead()):
+            return
+        try:
+            if self._job is not None and self._job.refresh().state != "running":
+                self._job = None
+            if self._job is None:
+                self._job = self._cache.prefetch(ahead)
+        except DaemonUnavailable:
+            raise
+        except CacheError:
+            self._job = None
 
     def _open(self) -> Feed:
         """A connection to the daemon, which may be about to restart."""
         pause = Pause.of(self._cache.wait)
         while True:
             try:
-                return Feed(self._cache.socket, self._target, self._cache.source)
+                return Feed(self._cache.socket, self._target, self._cache.source, pause.patience)
             except (CacheError, OSError) as cause:
                 seconds = self._pause(cause, pause)
             time.sleep(seconds)

@@ -172,7 +172,7 @@ async def test_close_by_another_task_ends_it(drop: Path) -> None:
     with daemon_of(drop) as daemon:
         async with watch_of(daemon) as watch:
             coming = asyncio.create_task(keys(watch, 1))
-            await asyncio.sleep(0.1)
+            await elsewhere(until, lambda: watch._feed is not None and watch._feed._coming is not None, 10)
             began = time.monotonic()
             await watch.close()
             with pytest.raises(StopAsyncIteration):

@@ -49,6 +49,18 @@ def test_nor_by_the_command_that_listens(taken: Path) -> None:
         next(events(str(taken)))
 
 
+def test_nor_waited_for_by_a_watch(taken: Path) -> None:
+    with pytest.raises(Refused, match="not asked"):
+        ShardCache("s", socket=taken, wait=3600).watch()
+
+
+@pytest.mark.asyncio
+async def test_nor_by_the_other_clients_watch(taken: Path) -> None:
+    async with aio.ShardCache("s", socket=taken, wait=3600) as cache:
+        with pytest.raises(Refused, match="not asked"):
+            await anext(cache.watch())
+
+
 @pytest.mark.asyncio
 async def test_nor_by_the_other_client(taken: Path) -> None:
     cache = aio.ShardCache("s", socket=taken, wait=5)
