@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 EVERY = 600.0
 """Seconds from one look through everything to the next."""
+MIDDLE = 3
+"""Looks through what is new before one through what outlived those: seldom, that one would take long."""
 NEVER = 1_000_000
 """Looks through the younger ones before one through all: more than there are in the time between two of ours."""
 SWITCH = 0.001
@@ -23,8 +25,8 @@ SWITCH = 0.001
 
 def spare_the_loop() -> None:
     """From now on nothing is looked through but what is young, and threads take short turns."""
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, NEVER)
+    young, *_ = gc.get_threshold()
+    gc.set_threshold(young, MIDDLE, NEVER)
     sys.setswitchinterval(SWITCH)
 
 

@@ -19,7 +19,7 @@ from cachedaemon.entries import Place
 
 FRONT: Place = (-math.inf, -math.inf, 0)
 """Before all others."""
-PATIENCE = 500
+PATIENCE = 100
 """Places that are put right while one victim is looked for; where more are out of date, shards go as they stand."""
 
 
