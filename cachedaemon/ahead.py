@@ -78,9 +78,9 @@ class Ahead:
 
     async def _stirred(self) -> None:
         """Until plans came, went or moved, or a while later: a transfer that has come whole makes way for the next one."""
-        pause = LOOK if self._under_way else OFTEN
+        busy = self._under_way or not self._files.settled
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause if len(self._plans) else None):
+            async with asyncio.timeout(LOOK if busy else OFTEN if len(self._plans) else None):
                 await self._files.stirred.wait()
         self._files.stirred.clear()
 

@@ -80,6 +80,11 @@ class PlanFiles:
             self._tell_some()
             await asyncio.sleep(0)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the ledger knows of all next uses that have changed."""
+        return not self._to_tell
+
     def _tell_some(self) -> None:
         order, walk = next(iter(self._to_tell.items()))
         some = list(itertools.islice(walk, AT_ONCE))

@@ -10,10 +10,13 @@ import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from cachedaemon import planfiles
+from cachedaemon.ahead import Ahead
 from cachedaemon.errors import NoSpace
 from cachedaemon.ledger import Ledger
 from cachedaemon.metrics import Metrics
@@ -23,7 +26,7 @@ from cachedaemon.plans import Plan, Plans
 from cachedaemon.regrets import Regrets
 from cachedaemon.upkeep import LOOK_AT_PLANS
 from tests.unit.store_kit import opened
-from tests.unit.test_ledger import caps
+from tests.unit.test_ledger import caps, entry
 from tests.unit.test_plans import plan
 
 pytestmark = pytest.mark.asyncio
@@ -169,3 +172,24 @@ async def test_what_is_told_again_and_again_does_not_gather(folder: Path, monkey
         assert len(files._to_tell) <= 2
         await asyncio.wait_for(files.settle(), 20)
         assert files._to_tell, "the rest is told later"
+
+
+async def test_the_order_is_told_to_the_end_though_no_plan_is_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planfiles, "TURNS", 1)
+    async with opened(folder) as (store, _):
+        plans, cache = Plans(), SimpleNamespace(sources=SimpleNamespace(all=list))
+        cache.ledger = ledger = Ledger(caps(), plans.next_use)
+        files = PlanFiles(plans, store, ledger, Regrets(ledger, Metrics("test")))
+        for number in range(5 * AT_ONCE):
+            ledger.add(entry(str(number), float(number)))
+        looking = asyncio.create_task(Ahead(cast("Any", cache), plans, files, lambda: 1).run())
+        await files.put(plan("p", keys=5 * AT_ONCE))
+        await files.end("p")
+        async with asyncio.timeout(20):
+            while not files.settled:  # noqa: ASYNC110 - it says nothing of its change
+                await asyncio.sleep(0.01)
+        looking.cancel()
+        await asyncio.wait([looking])
+        assert all(one.place is not None and one.place[0] == -math.inf for one in ledger.entries())
