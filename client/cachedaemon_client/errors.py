@@ -101,7 +101,7 @@ class WaitExpired(CacheError, TimeoutError):
 
 
 class PlanWarning(UserWarning):
-    """The daemon took a plan whose consumers hold, with those of all others, more shards than fit: they may wait for ever."""
+    """A plan whose consumers hold, with those of all others, more shards than fit, and may wait for ever; or a loader's that was refused."""
 
 
 BY_CODE: dict[str, type[CacheError]] = {

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cachedaemon_client.connection import TELL
-from cachedaemon_client.errors import BadRequest, CacheError, PlanWarning
+from cachedaemon_client.errors import BadRequest, CacheError, PlanWarning, TooMany
 from cachedaemon_client.lease import Busy, Gone, give_back, hold_plan
 from cachedaemon_client.process import alive
 
@@ -94,6 +94,11 @@ class Order:
         """Say aloud what the daemon said against the plan (`PlanWarning`)."""
         if self.warning is not None:
             warnings.warn(f"plan of {self._local.source}: {self.warning}", PlanWarning, stacklevel=4)
+
+    def go_without(self, cause: TooMany) -> None:
+        """Say aloud that the daemon takes no plan more of this user: the keys are read without one, as all could be."""
+        self.warning = f"{cause}; its shards are read without a plan"
+        self.warn()
 
     def _hold(self, path: str) -> None:
         """Hold the file anew before the old hold ends: at no moment may the daemon find it free."""

@@ -18,7 +18,7 @@ from itertools import chain, count, groupby, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from cachedaemon_client.cache import ShardCache
-from cachedaemon_client.errors import DaemonUnavailable
+from cachedaemon_client.errors import DaemonUnavailable, TooMany
 from cachedaemon_client.plan import Plan
 from cachedaemon_client.sampler import ShardSampler, stream
 from cachedaemon_client.shard import Shard
@@ -214,10 +214,14 @@ def announced(cache: ShardCache, keys: list[str], holds: int) -> Plan:
 
 
 def in_force(cache: ShardCache, plan: Plan) -> Plan:
-    """The plan itself, in force; or to be, when a daemon is there again."""
-    with contextlib.suppress(DaemonUnavailable):
-        plan.renew(min(cache.wait, PATIENCE))
-    cache.start(plan)
+    """The plan itself, in force; or to be, when a daemon is there again. One too many for its user is none: a `PlanWarning`."""
+    try:
+        with contextlib.suppress(DaemonUnavailable):
+            plan.renew(min(cache.wait, PATIENCE))
+        cache.start(plan)
+    except TooMany as cause:
+        plan.close()  # it may have been in force, with other keys
+        plan.go_without(cause)
     return plan
 
 

@@ -30,7 +30,7 @@ from spdl.pipeline.defs import Aggregator
 from cachedaemon_client.aio import Plan
 from cachedaemon_client.aio import ShardCache as AsyncCache
 from cachedaemon_client.cache import ShardCache
-from cachedaemon_client.errors import DaemonUnavailable
+from cachedaemon_client.errors import DaemonUnavailable, TooMany
 from cachedaemon_client.reading import PATIENCE, Decode, Pick, Reader, Reading, checked, joined, resumed
 from cachedaemon_client.sampler import ShardSampler
 from cachedaemon_client.shard import Shard
@@ -150,14 +150,17 @@ class ShardSource(Generic[T]):
 
 @contextlib.asynccontextmanager
 async def _announced(cache: AsyncCache, reading: Reading[Any], holds: int) -> AsyncIterator[None]:
-    """Have a plan in force; or to be, when a daemon is there again: what is local is read without one."""
+    """Have a plan in force; or to be, when a daemon is there again: what is local is read without one. So is all, where it is refused."""
     if not reading.next_keys:
         yield
         return
     plan = Plan(cache, reading.planned, holds)
-    with contextlib.suppress(DaemonUnavailable):
-        await plan.renew(min(cache.wait, PATIENCE))
-    cache.start(plan)
+    try:
+        with contextlib.suppress(DaemonUnavailable):
+            await plan.renew(min(cache.wait, PATIENCE))
+        cache.start(plan)
+    except TooMany as cause:
+        plan.go_without(cause)
     try:
         yield
     finally:

@@ -18,7 +18,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
@@ -28,6 +27,7 @@ from cachedaemon_client.plan import Plan
 from cachedaemon_client.reading import Decode, Reader, Reading, checked, in_force, joined, resumed
 from cachedaemon_client.sampler import ShardSampler
 from cachedaemon_client.shard import Shard
+from cachedaemon_client.shared import Shared, Turn
 
 __all__ = ["MapDataset", "ShardDataset", "ShardOrder", "raw", "state_of_loader"]
 
@@ -71,8 +71,8 @@ class ShardDataset(IterableDataset[T_co]):
         self.split = split
         self.mix = mix
         self.epochs = epochs
-        # In memory that workers share: those that outlive an epoch hear of the next one too.
-        self._told = RawValue("q", UNTOLD)
+        # Shared with workers: those that outlive an epoch hear of the next one too.
+        self._told = Shared([UNTOLD])
         self._loaded: Mapping[str, Any] | None = None
         self._reading: Reading[T_co] | None = None
 
@@ -84,7 +84,7 @@ class ShardDataset(IterableDataset[T_co]):
         if self._loaded is not None and epoch != self._loaded["sampler"]["epoch"]:
             self._leave(self._loaded["sampler"]["epoch"], epoch)
         self.sampler.set_epoch(epoch)
-        self._told.value = epoch
+        self._told[0] = epoch
 
     def _leave(self, loaded: int, epoch: int) -> None:
         if epoch < loaded:
@@ -97,7 +97,7 @@ class ShardDataset(IterableDataset[T_co]):
         return self._reading.samples(self.cache)
 
     def _next_reading(self) -> Reading[T_co]:
-        told = self._told.value
+        told = self._told[0]
         if self._loaded is None:
             return self._fresh(self.sampler.epoch if told == UNTOLD else told)
         reading = self._from(self._loaded)
@@ -217,9 +217,14 @@ class MapDataset(Dataset[T_co]):
 
     # ---- the plan
 
-    def follow(self) -> Turn:
-        """Have whoever reads plan ahead; the order is what is said there. Called before workers are made."""
-        self._turn = self._turn or Turn(len(self.keys))
+    def follow(self, room: int = 0) -> Turn:
+        """Have whoever reads plan ahead; the order, of so many keys or as many as there are, is what is said there.
+
+        Called before workers are made, by the process that gives them indexes.
+        """
+        before = self._turn.room if self._turn is not None else len(self.keys)
+        if self._turn is None or not self._turn.is_ours or before < room:
+            self._turn, self._planned = Turn(max(before, room)), 0
         return self._turn
 
     def numbers(self, keys: Iterable[str]) -> list[int]:
@@ -228,7 +233,7 @@ class MapDataset(Dataset[T_co]):
 
     def _come_to(self, key: str) -> None:
         """This shard is the plan's next one. Others before it were other workers'; one that is opened again moves nothing."""
-        if self._turn is not None and (self._planned != self._turn.number or self._is_other):
+        if self._turn is not None and self._turn.number and (self._planned != self._turn.number or self._is_other):
             self._plan = self._announced(self._turn)
         if self._plan is not None:
             with contextlib.suppress(ValueError):
@@ -264,33 +269,8 @@ class MapDataset(Dataset[T_co]):
             self._open.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, object]:
-        """For spawn and forkserver: leases and plan stay with the process that took them."""
+        """Leases and plan stay with the process that took them."""
         return self.__dict__ | {"_open": OrderedDict(), "_plan": None}
-
-
-class Turn:
-    """The order of shards in the iteration under way, in memory that workers share with the process that gives them indexes."""
-
-    def __init__(self, shards: int) -> None:
-        self._order = RawArray("q", 2 * shards)
-        self._now, self._then, self._number = RawValue("q", 0), RawValue("q", 0), RawValue("q", 0)
-
-    @property
-    def number(self) -> int:
-        """Which iteration it is; 0: none was begun."""
-        number: int = self._number.value
-        return number
-
-    def begin(self, now: list[int], then: list[int]) -> None:
-        """Another iteration: the numbers of its shards, and of the next one's. No worker has an index of it yet."""
-        order = (now + then)[: len(self._order)]
-        self._order[: len(order)] = order
-        self._now.value, self._then.value = min(len(now), len(order)), len(order)
-        self._number.value += 1
-
-    def order(self) -> tuple[list[int], int]:
-        """The numbers, and how many of them are this iteration's."""
-        return self._order[: self._then.value], self._now.value
 
 
 class ShardOrder(Sampler[int]):
@@ -304,7 +284,7 @@ class ShardOrder(Sampler[int]):
         self._data = data
         self._sampler = copy.copy(sampler)
         self._epochs = epochs
-        self._turn = data.follow()
+        data.follow(len(self._sampler))
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next, before the loader is iterated."""
@@ -314,14 +294,16 @@ class ShardOrder(Sampler[int]):
         """The indexes, in the epoch's order."""
         sampler = copy.copy(self._sampler)
         keys = sampler.remaining()
-        self._turn.begin(self._data.numbers(keys), self._data.numbers(self._later(sampler.epoch + 1)))
+        turn = self._data.follow()
+        number = turn.begin(self._data.numbers(keys), self._data.numbers(self._later(sampler.epoch + 1)))
         try:
             for key in keys:
                 span = self._data.span(key)
                 for member in sampler.samples(key, len(span)):
                     yield span[member]
         finally:
-            self._data.end_plan()  # where there are no workers; a worker's ends with it, or goes on with the next iteration
+            if turn.number == number:  # not another iteration's, which has begun meanwhile
+                self._data.end_plan()  # where there are no workers; a worker's ends with it, or goes on with the next one
 
     def _later(self, epoch: int) -> list[str]:
         """What is read in this epoch, where there is one."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from multiprocessing.sharedctypes import RawValue
 
 from webdataset.utils import pytorch_worker_info
 
 from cachedaemon_client.cache import ShardCache
 from cachedaemon_client.reading import announced
 from cachedaemon_client.sampler import ShardSampler, worker_slice
+from cachedaemon_client.shared import Shared
 
 __all__ = ["LocalShards"]
 
@@ -39,17 +39,17 @@ class LocalShards:
         self.cache = ShardCache(cache) if isinstance(cache, str) else cache
         self.sampler = copy.copy(sampler)
         self.epochs = epochs
-        # In memory that workers share: those that outlive an epoch hear of the next one too.
-        self._told = RawValue("q", sampler.epoch)
+        # Shared with workers: those that outlive an epoch hear of the next one too.
+        self._told = Shared([sampler.epoch])
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next, before the loader is iterated; without it, each iteration is the same epoch."""
         self.sampler.set_epoch(epoch)
-        self._told.value = epoch
+        self._told[0] = epoch
 
     def __call__(self, urls: Iterable[object] = ()) -> Iterator[dict[str, str]]:  # noqa: ARG002 - the sampler has them
         """What WebDataset's openers take: `url` is the local path. A splitter is given `urls`; the sampler's keys count."""
-        self.sampler.set_epoch(self._told.value)
+        self.sampler.set_epoch(self._told[0])
         keys = self._mine(self.sampler)
         if keys:
             with announced(self.cache, keys + self._later(), 1):
