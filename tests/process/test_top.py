@@ -53,12 +53,14 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._before = termios.tcgetattr(theirs)
+        # What runs these tests may say how wide its own terminal is.
+        outer = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [COMMAND, "top", "--socket", str(daemon.socket)],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color"},
+            env={**outer, "TERM": "xterm-256color"},
             start_new_session=True,
         )
         self._theirs = theirs
