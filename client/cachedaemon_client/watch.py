@@ -160,9 +160,9 @@ class Watch(Line):
     def close(self) -> None:
         """End it, and the lease of its last shard."""
         self._let_go()
-        if self._feed is not None:
-            self._feed.close()
-        self._feed = None
+        feed, self._feed = self._feed, None  # first: whoever hears it must see that it was closed, not lost
+        if feed is not None:
+            feed.close()
         self._waiting.clear()
 
     def forked(self) -> None:

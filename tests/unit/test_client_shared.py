@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from cachedaemon_client import PlanWarning, ShardCache, places
+from cachedaemon_client import PlanWarning, ShardCache, ShardSampler, aio, places
 from cachedaemon_client.plan import Plan
-from cachedaemon_client.reading import in_force
+from cachedaemon_client.reading import Reader, Reading, in_force
 from cachedaemon_client.shared import Shared, Turn
 from tests.unit.scripted import Said, answer, error, scripted
 
@@ -62,6 +62,19 @@ def test_a_worker_sees_the_same_numbers(how: str) -> None:
     worker.start()
     worker.join(60)
     assert (worker.exitcode, told[0]) == (0, worker.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_nor_does_it_end_a_pipeline(folder: Path) -> None:
+    """Slow because it imports SPDL."""
+    spdl = pytest.importorskip("cachedaemon_client.spdl", reason="spdl-core is not installed")
+    reading: Reading[object] = Reading(ShardSampler(["a"], seed=0), lambda *_: None, Reader())
+    with scripted(folder / "s", lambda _: error(429, "too_many")):
+        async with aio.ShardCache("s", socket=folder / "s", wait=5) as cache:
+            with pytest.warns(PlanWarning, match="read without a plan"):
+                async with spdl._announced(cache, reading, 1):
+                    assert not cache._running
 
 
 def test_a_loaders_plan_that_is_refused_is_gone_without(folder: Path) -> None:

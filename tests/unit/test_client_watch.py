@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,27 @@ def test_close_by_another_thread_while_what_waits_is_told(script: Scripted) -> N
         script.how.before = lambda said: said.target == "/v1/prefetch" and watch.close()  # type: ignore[attr-defined]
         with pytest.raises(StopIteration):
             next(watch)
+
+
+def test_close_by_another_thread_while_nothing_comes(folder: Path) -> None:
+    """It is not connected anew."""
+
+    def close(seconds: float) -> list[dict[str, Any]]:
+        threading.Thread(target=close_and_wake).start()
+        return hear(seconds)
+
+    def close_and_wake() -> None:
+        watch.close()
+        with contextlib.suppress(OSError):  # the daemon has noticed already
+            script._links[0].sendall(b": alive\n\n")
+
+    with scripted(folder / "s", Script(EVENTS)) as script, ShardCache("s", socket=folder / "s", wait=5) as cache:
+        watch = cache.watch(idle=3)
+        assert watch._feed is not None
+        hear, watch._feed.hear = watch._feed.hear, close  # type: ignore[method-assign]
+        with pytest.raises(StopIteration):
+            next(watch)
+        assert script.links == 1
 
 
 # --- what is no daemon, or a silent one
