@@ -30,6 +30,8 @@ class PlanFiles:
         self._ledger = ledger
         self._to_tell: dict[object, Iterator[Ref]] = {}
         """Shards whose next use is another one, which the ledger was not told yet; of those that follow one order, once."""
+        self._once_more: dict[object, Plan] = {}
+        """Orders that changed again while they are told of."""
         self.stirred = asyncio.Event()
         """Set when plans came, went or moved: what to fetch ahead may be something else now."""
         self._step = asyncio.Lock()
@@ -62,10 +64,15 @@ class PlanFiles:
 
         Of a new one the order of eviction would find that out by itself, but all at once, with the first victim.
         """
-        slowest, source = min((plan, *self._plans.team(plan)), key=lambda one: one.position), plan.source
-        order = (source, plan.course.order)
-        self._to_tell.pop(order, None)
-        self._to_tell[order] = (Ref(source, key) for _, key in slowest.course.ahead())
+        order = (plan.source, plan.course.order)
+        if order in self._to_tell:
+            self._once_more[order] = plan
+        else:
+            self._to_tell[order] = self._left_of(plan)
+
+    def _left_of(self, plan: Plan) -> Iterator[Ref]:
+        slowest = min((plan, *self._plans.team(plan)), key=lambda one: one.position)
+        return (Ref(plan.source, key) for _, key in slowest.course.ahead())
 
     async def settle(self) -> None:
         """Index new plans, and tell the ledger of next uses that have changed, some at a time: others have their turn between.
@@ -88,9 +95,11 @@ class PlanFiles:
     def _tell_some(self) -> None:
         order, walk = next(iter(self._to_tell.items()))
         some = list(itertools.islice(walk, AT_ONCE))
+        self._ledger.replanned(some)
         if not some:
             del self._to_tell[order]
-        self._ledger.replanned(some)
+            if (plan := self._once_more.pop(order, None)) is not None:
+                self._retell(plan)
 
     def move(self, name: str, position: int | None) -> bool:
         """A plan was heard of, and perhaps moved; False when there is none."""
