@@ -249,6 +249,7 @@ def interrupted(number: int, work: Callable[[], object]) -> str:
         if len(where) == number + 1:  # the first is that of `work` itself
             raise Interrupt
 
+    gc.disable()  # what the collector calls would be counted too, and swallow the interrupt
     sys.settrace(trace)
     try:
         work()
@@ -256,6 +257,7 @@ def interrupted(number: int, work: Callable[[], object]) -> str:
         return where[-1]
     finally:
         sys.settrace(None)
+        gc.enable()
     return ""
 
 
