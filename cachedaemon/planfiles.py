@@ -113,19 +113,19 @@ class PlanFiles:
         self._ledger.replanned(moved[:AT_ONCE])
         if len(moved) > AT_ONCE:
             self._to_tell[object()] = iter(moved[AT_ONCE:])
-        if reckoned != self._plans.reckoned and self._counts(plan, plan.clock[2] / gap):
+        if reckoned != self._plans.reckoned and self._counts(plan.clock[2] / gap):
             self._retell(plan)
         if plan.idle and moved:
             self.note_idle()
         self.stirred.set()
         return True
 
-    def _counts(self, plan: Plan, slower: float) -> bool:
+    def _counts(self, slower: float) -> bool:
         """Whether a new reckoning changes what is used before what.
 
-        Of plans of one order, without others, it hardly does, as long as times of before may stand beside those of now.
+        Of one plan alone it hardly does, as long as times of before may stand beside those of now.
         """
-        return len(self._plans) > len(self._plans.team(plan)) or not 1 / ALIKE < slower < ALIKE
+        return len(self._plans) > 1 or not 1 / ALIKE < slower < ALIKE
 
     def note_idle(self) -> None:
         """Plans without progress for long count no more, until they move."""
