@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from cachedaemon.cache import Cache
 from cachedaemon.errors import CacheDaemonError
-from cachedaemon.foresight import STEPS, Scene, Wanted, choose
+from cachedaemon.foresight import Scene, Wanted, choose
 from cachedaemon.model import Ref
 from cachedaemon.planfiles import PlanFiles
 from cachedaemon.plans import Plan, Plans
@@ -28,8 +28,8 @@ OF_THE_LOOP = 10
 """A look that takes long comes so many times more seldom."""
 SPARE = 2
 """Transfers that a look chooses, for each that may be under way: when one ends, the next begins without another look."""
-SMALL = 1000
-"""Plans times shards and uses from which on the choice is made in a thread: it reads the plans, which may move meanwhile."""
+SMALL, SHORT = 2000, 10_000
+"""Plans times shards, and uses to come, from which on the choice is made in a thread: it reads the plans, which may move meanwhile."""
 REMEMBERED = 0.2
 """Weight of the latest transfer in the measured time of one."""
 CROWDED = 2.0
@@ -104,8 +104,8 @@ class Ahead:
         for entry in beyond(running, self._cache.ledger.unread(), self._cache.ledger.fits(), self._plans.next_use):
             self._cache.ledger.expose(entry)
         scene, most = self._scene(), SPARE * self._width() + self._left_alone()
-        uses = min(STEPS, sum(plan.keys - plan.position for plan in running))
-        if len(running) * max(len(scene.here), uses) > SMALL:
+        uses = sum(plan.keys - plan.position for plan in running)
+        if len(running) * len(scene.here) > SMALL or uses > SHORT:
             wanted = await asyncio.to_thread(choose, running, scene, most, self._plans.wanting)
         else:
             wanted = choose(running, scene, most, self._plans.wanting)
