@@ -38,7 +38,7 @@ class Candidates:
         self.busy.discard(entry)
 
     def moved(self, entry: Entry) -> None:
-        """The next use of a shard is another than before."""
+        """The last or next use of a shard is another than before."""
         self._order.moved(entry)
 
     def recheck(self) -> None:

@@ -183,7 +183,7 @@ class Ledger:
             self._count(entry, 1)
 
     def replanned(self, moved: Iterable[Ref]) -> None:
-        """The next uses of these shards are others than before."""
+        """The last or next uses of these shards are others than before."""
         for ref in moved:
             if (entry := self._ready.get(ref)) is not None:
                 self._candidates.moved(entry)

@@ -92,7 +92,7 @@ def test_a_thousand_are_connected_and_two_hundred_ask(origin: Origin) -> None:
             assert is_well(daemon)
             assert threads(daemon) < first + 20
         assert {origin[f"{n}.bin"].gets for n in range(50)} == {1}
-        until(lambda: daemon.descriptors() <= before + 2, 90, "the descriptors back")
+        until(lambda: daemon.descriptors() <= before + 2, 30, "the descriptors back")
         daemon.audit()
 
 
